@@ -213,7 +213,7 @@ class FunctionProducer(Producer[Any]):
     def __init__(self, function: Callable[..., Any], name: str | None = None, **settings: Any) -> None:
         if not callable(function):
             raise PipelineError("producer", f"expected a callable, not {type(function).__name__}")
-        super().__init__(name or getattr(function, "__name__", ""), **settings)
+        super().__init__(name or str(getattr(function, "__name__", "")), **settings)
         self.function = function
         update_wrapper(self, function, updated=())
 

@@ -50,6 +50,9 @@ class Usage:
         return self.input_tokens + self.output_tokens
 
 
+NO_USAGE = Usage()
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class ModelResponse(Redacted):
     """The exact text of the single model reply that controlled a candidate, and what the provider said of it."""

@@ -22,7 +22,7 @@ from .decision import (
     when_run_has_ended,
 )
 from .disposition import Policy, closing_status
-from .fingerprint import canonical, digest, input_digest, stage_fingerprint
+from .fingerprint import canonical, checkpoint_digest, digest, stage_fingerprint
 from .report import Item, Judgement, Report, Rules
 from .words import (
     SINGLE_RESPONSE_V1,
@@ -51,8 +51,8 @@ __all__ = [
     "Finding",
     "Guidance",
     "Item",
-    "Judgement",
     "JudgeFallback",
+    "Judgement",
     "Policy",
     "Production",
     "Reason",
@@ -71,12 +71,12 @@ __all__ = [
     "after",
     "breach",
     "canonical",
+    "checkpoint_digest",
     "check_budget",
     "classify",
     "closing_status",
     "decide",
     "digest",
-    "input_digest",
     "render_findings",
     "render_guidance",
     "stage_fingerprint",

@@ -430,6 +430,8 @@ def _in_time(decision: Decision, item: Item, report: Report, rules: Rules) -> De
     if not item.late:
         return decision
     match decision:
+        case Close(reason=Reason.OPERATIONAL_FAILURE, code=None):
+            return replace(decision, code="deadline")
         case Advance() | Close() | JudgeFallback():
             return decision
         case Revalidate() if item.judging_fallback:

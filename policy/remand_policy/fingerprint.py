@@ -22,9 +22,13 @@ def canonical(value: object) -> bytes:
     """`value` as canonical JSON: sorted keys, no spaces, UTF-8, numbers as Python prints them.
 
     Takes `None`, `bool`, `int`, finite `float`, `str`, enumerations of those, and mappings and sequences of them.
-    Raises `TypeError` for anything else, `ValueError` for a number that JSON does not have.
+    Raises `TypeError` for anything else, `ValueError` for a number that JSON does not have and for values nested
+    hundreds deep or within themselves.
     """
-    text = json.dumps(_plain(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    try:
+        text = json.dumps(_plain(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    except RecursionError:
+        raise ValueError("a value nested this deeply cannot be fingerprinted") from None
     return text.encode("utf-8", "surrogatepass")
 
 
@@ -71,6 +75,8 @@ def stage_fingerprint(description: Mapping[str, object], *, bounds: Bounds, befo
     )
 
 
-def input_digest(item_input: object, previous: object | None = None, *, first: bool = True) -> str:
-    """What a checkpoint is found by besides the stage: the input, and for later stages the value before."""
-    return digest({"input": item_input} if first else {"input": item_input, "previous": previous})
+def checkpoint_digest(input_digest: str, previous_digest: str = "") -> str:
+    """What a checkpoint is found by besides the stage's fingerprint: the digests of the input and, for a later
+    stage, of the value before it.
+    """
+    return digest({"input": input_digest, "previous": previous_digest}) if previous_digest else input_digest

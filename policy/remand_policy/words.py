@@ -139,4 +139,5 @@ class Finding:
                 raise TypeError(f"Finding.{name} must be a string, not {type(value).__name__}")
 
     def __repr__(self) -> str:
-        return f"Finding(<{len(self.text)} characters>, path={'set' if self.path else None}, code={'set' if self.code else None})"
+        path, code = ("set" if value else None for value in (self.path, self.code))
+        return f"Finding(<{len(self.text)} characters>, path={path}, code={code})"

@@ -1,0 +1,1 @@
+"""Executes pipelines on Celery: the tasks, and the state they stand on (ledger, attempt records, vault)."""

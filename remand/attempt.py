@@ -1,0 +1,267 @@
+"""One call of a producer and one call of a validator, and what they amount to. Both drivers use these two.
+
+Whatever the author's code does, `produce` and `judge` return a value; they do not raise. Candidates cross as
+JSON bytes, so each validator judges a copy of its own, and a value that cannot cross is a structural failure.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from remand_policy import (
+    SINGLE_RESPONSE_V1,
+    Finding,
+    Guidance,
+    Judgement,
+    Production,
+    Report,
+    Response,
+    Verdict,
+    breach,
+)
+
+from .authoring import Accepted, Producer, Rejected, Validator
+from .calls import CalleeRaised, CallTimedOut, call, place_of
+from .context import NO_USAGE, Context, Correction, ModelResponse, Produced, Redacted, RetryRequest, Usage
+from .errors import Failure, StructuralFailure, Throttled
+
+log = logging.getLogger("remand")
+
+MAX_VALUE_BYTES = 8 * 1024 * 1024
+MAX_FINDINGS = 1_000
+MAX_FINDING = 20_000
+MAX_OPERATOR_MESSAGE = 2_000
+_GRACE = 5.0
+"""Seconds that a producer which keeps its own deadline is given beyond it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Attempted(Redacted):
+    """What one call of a producer gave. Texts and bytes are sensitive; the rest is codes and counts."""
+
+    production: Production
+    code: str | None = None
+    candidate: bytes | None = None
+    response: ModelResponse | None = None
+    guidance: str | None = None
+    fallback: bytes | None = None
+    rank: int = 0
+    reason_code: str | None = None
+    operator_message: str | None = None
+    diagnostics: tuple[str, ...] = ()
+    retry_after: float | None = None
+    generations: int = 0
+    usage: Usage = NO_USAGE
+    error_type: str | None = None
+    error_at: str | None = None
+    error: BaseException | None = None
+    _shown = frozenset({"production", "code", "generations", "usage", "error_type", "error_at"})
+
+    @property
+    def response_state(self) -> Response:
+        """Whether the response can be sent back."""
+        if self.response is None:
+            return Response.ABSENT
+        return Response.USABLE if self.response.usable else Response.UNUSABLE
+
+    @property
+    def guidance_state(self) -> Guidance:
+        """Whether there is guidance, and whether it says anything."""
+        if self.guidance is None:
+            return Guidance.ABSENT
+        return Guidance.PRESENT if self.guidance.strip() else Guidance.BLANK
+
+    def report(self, verdicts: tuple[Judgement, ...] = ()) -> Report:
+        """This attempt as `decide` is told of it."""
+        return Report(
+            production=self.production,
+            verdicts=verdicts,
+            response=self.response_state,
+            guidance=self.guidance_state,
+            fallback=self.rank if self.fallback is not None else None,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Judged(Redacted):
+    """What one call of a validator amounts to."""
+
+    verdict: Verdict
+    findings: tuple[Finding, ...] = ()
+    usage: Usage = NO_USAGE
+    seconds: float = 0.0
+    error_type: str | None = None
+    error_at: str | None = None
+    error: BaseException | None = None
+    _shown = frozenset({"verdict", "usage", "seconds", "error_type", "error_at"})
+
+
+def code_of(value: object) -> str:
+    """`value` as a short code that is safe to show; whatever does not look like one becomes `invalid_code`."""
+    text = value if isinstance(value, str) else ""
+    return text if re.fullmatch(r"[A-Za-z0-9_.:\-]{1,64}", text) else "invalid_code"
+
+
+def to_json(producer: Producer[Any], value: object) -> bytes:
+    """`value` as the JSON bytes that cross between steps. Raises `StructuralFailure` where it cannot cross."""
+    adapter = producer.adapter
+    try:
+        plain = adapter.dump_python(value, mode="json", warnings="error", round_trip=True)
+        data = json.dumps(plain, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+        adapter.validate_json(data)
+    except Exception:
+        raise StructuralFailure("not_json") from None
+    if len(data) > MAX_VALUE_BYTES:
+        raise StructuralFailure("too_large")
+    return data
+
+
+def produce(producer: Producer[Any], context: Context, correction: Correction | None) -> Attempted:
+    """One call of `producer`, within its deadline."""
+    own_deadline = getattr(producer, "keeps_deadline", False)
+    try:
+        given = call(
+            producer, context, correction, timeout=producer.deadline + (_GRACE if own_deadline else 0.0)
+        )
+    except (CalleeRaised, CallTimedOut) as raised:
+        return _failed(producer, raised.error if isinstance(raised, CalleeRaised) else raised)
+    try:
+        return _given(producer, given)
+    except StructuralFailure as error:
+        generations = getattr(given, "generations", 1)
+        return Attempted(
+            production=Production.STRUCTURAL,
+            code=error.code,
+            generations=generations if isinstance(generations, int) else 1,
+            usage=_usage(getattr(given, "response", None)),
+            error=error,
+        )
+
+
+def _failed(producer: Producer[Any], error: BaseException) -> Attempted:
+    if isinstance(error, Throttled):
+        return Attempted(
+            production=Production.THROTTLED,
+            code="throttled",
+            retry_after=error.retry_after,
+            generations=error.generations,
+            usage=error.usage or NO_USAGE,
+            error=error,
+        )
+    place = place_of(error, getattr(producer, "function", producer))
+    structural = isinstance(error, StructuralFailure)
+    if isinstance(error, Failure):
+        code, generations, usage = code_of(error.code), error.generations, error.usage or NO_USAGE
+    else:
+        code, generations, usage = ("timeout" if isinstance(error, CallTimedOut) else "raised"), 1, NO_USAGE
+    return Attempted(
+        production=Production.STRUCTURAL if structural else Production.OPERATIONAL,
+        code=code,
+        generations=generations,
+        usage=usage,
+        error_type=place.type,
+        error_at=place.at,
+        error=error,
+    )
+
+
+def _usage(response: object) -> Usage:
+    return (response.usage if isinstance(response, ModelResponse) else None) or NO_USAGE
+
+
+def _given(producer: Producer[Any], given: object) -> Attempted:
+    if not isinstance(given, Produced | RetryRequest):
+        return Attempted(production=Production.CONTRACT, code="return_type", generations=1)
+    response = given.response if isinstance(given.response, ModelResponse) else None
+    if response is not None and not isinstance(response.text, str):
+        response = None
+    usage = _usage(response)
+    if isinstance(given, Produced):
+        made = Attempted(
+            production=Production.CANDIDATE,
+            candidate=to_json(producer, given.value),
+            response=response,
+            generations=given.generations,
+            usage=usage,
+        )
+    else:
+        made = Attempted(
+            production=Production.RETRY,
+            code=code_of(given.reason_code),
+            reason_code=code_of(given.reason_code),
+            operator_message=str(given.operator_message)[:MAX_OPERATOR_MESSAGE],
+            fallback=None if given.fallback is None else to_json(producer, given.fallback),
+            rank=int(given.rank),
+            guidance=None
+            if given.guidance is None
+            else given.guidance
+            if isinstance(given.guidance, str)
+            else "",
+            response=response,
+            diagnostics=tuple(code_of(code) for code in tuple(given.diagnostics)[:8]),
+            generations=given.generations,
+            usage=usage,
+        )
+    broken = breach(made.report(), corrections=producer.correction == SINGLE_RESPONSE_V1)
+    if broken:
+        return Attempted(
+            production=Production.CONTRACT, code=broken, generations=made.generations, usage=usage
+        )
+    return made
+
+
+def judge(
+    validator: Validator,
+    producer: Producer[Any],
+    candidate: bytes,
+    context: Callable[[], Context],
+) -> Judged:
+    """One call of `validator` on a copy of the candidate that is its own. `context` makes its own context too."""
+    started = time.perf_counter()
+    try:
+        value = producer.adapter.validate_json(candidate)
+        answer = call(validator.function, value, context(), timeout=validator.timeout)
+        if type(answer) is Accepted:
+            return Judged(
+                verdict=Verdict.ACCEPTED,
+                usage=answer.usage or NO_USAGE,
+                seconds=time.perf_counter() - started,
+            )
+        if type(answer) is Rejected:
+            return Judged(
+                verdict=Verdict.REJECTED,
+                findings=tuple(
+                    Finding(found.text[:MAX_FINDING], path=found.path, code=found.code)
+                    for found in answer.findings[:MAX_FINDINGS]
+                ),
+                usage=answer.usage or NO_USAGE,
+                seconds=time.perf_counter() - started,
+            )
+        raise TypeError(f"a validator returned a {type(answer).__name__}, which is no verdict")
+    except Exception as raised:
+        error = raised.error if isinstance(raised, CalleeRaised) else raised
+        place = place_of(error, validator.function)
+        usage = error.usage if isinstance(error, Failure) else None
+        log.warning(
+            "validator %s could not judge (stage %s, item %s, attempt %s): %s at %s",
+            validator.name,
+            context().stage,
+            context().item,
+            context().attempt,
+            place.type,
+            place.at,
+        )
+        return Judged(
+            verdict=Verdict.UNDETERMINED,
+            usage=usage or NO_USAGE,
+            seconds=time.perf_counter() - started,
+            error_type=place.type,
+            error_at=place.at,
+            error=error,
+        )

@@ -1,0 +1,107 @@
+"""The one module that knows one database from another: engines, locking reads, inserts that may meet a row."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import Connection, Engine, Insert, Select, Table, create_engine, event
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+
+from remand.errors import RemandError
+
+_WRITING = "remand_writing"
+
+
+class LedgerError(RemandError):
+    """The ledger cannot be used. The text says which setting to mend; it never shows a password."""
+
+
+class Database:
+    """An engine whose transactions are short and, on SQLite, never fight over the write lock.
+
+    On SQLite each writing transaction takes the lock at once (`BEGIN IMMEDIATE`), behind one lock a process: a
+    transaction that begins by reading cannot wait for the lock later, it fails.
+    """
+
+    def __init__(self, url: str, *, pool_size: int = 20) -> None:
+        try:
+            parsed = make_url(url)
+        except ArgumentError:
+            raise LedgerError(
+                "REMAND_LEDGER_URL is not a database URL, such as sqlite:////path/ledger.db"
+            ) from None
+        self.sqlite = parsed.get_backend_name() == "sqlite"
+        if not self.sqlite and parsed.get_backend_name() != "postgresql":
+            raise LedgerError("REMAND_LEDGER_URL: the ledger runs on sqlite or postgresql")
+        if parsed.drivername == "postgresql":
+            parsed = parsed.set(drivername="postgresql+psycopg")
+        try:
+            if self.sqlite:
+                self.engine = create_engine(
+                    parsed,
+                    connect_args={"timeout": 60, "check_same_thread": False},
+                    pool_size=pool_size,
+                    max_overflow=100,
+                )
+                _prepare_sqlite(self.engine)
+            else:
+                self.engine = create_engine(parsed, pool_size=pool_size, max_overflow=30, pool_pre_ping=True)
+        except (NoSuchModuleError, ModuleNotFoundError):
+            raise LedgerError(
+                "REMAND_LEDGER_URL: the PostgreSQL driver is missing; install remand[postgres]"
+            ) from None
+        self._lock: Any = threading.Lock() if self.sqlite else _NoLock()
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """A connection for reading."""
+        with self.engine.connect() as connection:
+            yield connection
+
+    @contextmanager
+    def write(self) -> Iterator[Connection]:
+        """One writing transaction, committed at the end. Never held across Redis or a send."""
+        with self._lock, self.engine.connect() as connection:
+            connection.execution_options(**{_WRITING: True})
+            with connection.begin():
+                yield connection
+
+    def insert_or_ignore(self, table: Table) -> Insert:
+        """An insert that leaves a row alone that is there already."""
+        insert = sqlite.insert(table) if self.sqlite else postgresql.insert(table)
+        return insert.on_conflict_do_nothing()
+
+    def dispose(self) -> None:
+        """Close every connection: after a fork, and at the end."""
+        self.engine.dispose()
+
+
+class _NoLock:
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def _prepare_sqlite(engine: Engine) -> None:
+    @event.listens_for(engine, "connect")
+    def connect(connection: Any, _record: Any) -> None:
+        connection.isolation_level = None
+        cursor = connection.cursor()
+        for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON", "busy_timeout=60000"):
+            cursor.execute(f"PRAGMA {pragma}")
+        cursor.close()
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        immediate = connection.get_execution_options().get(_WRITING, False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
+
+
+def locked(statement: Select[Any], *, share: bool = False) -> Select[Any]:
+    """`statement` locking the rows it reads, where the database locks rows; SQLite ignores it."""
+    return statement.with_for_update(read=share)

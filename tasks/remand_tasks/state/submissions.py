@@ -1,0 +1,201 @@
+"""What people do to runs: begin one, feed it, cancel it, resume it. Each call is one or a few short transactions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import bindparam, func, insert, select, update
+
+from remand.errors import RemandError
+from remand_policy import RunStatus, Status
+
+from .engine import Database, locked
+from .tables import items, payloads, runs
+
+UNFINISHED = (Status.FAILED.value, Status.CANCELLED.value)
+"""How items end that `resume` gives another round."""
+
+
+class RunError(RemandError):
+    """Something cannot be done to a run. The text says what and what to do instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewItem:
+    """An input on its way into the ledger: its key, its JSON text, and the digest of its value."""
+
+    key: str
+    text: str
+    digest: str
+
+
+_LAST_SEQ = select(func.max(items.c.seq)).where(items.c.run_id == bindparam("run_id"))
+_RUN = locked(select(runs).where(runs.c.id == bindparam("run_id")))
+
+
+@dataclass(slots=True)
+class Submissions:
+    """Begins, feeds, cancels and resumes runs in a ledger."""
+
+    database: Database
+    feeder_lease: float = 30.0
+
+    def begin(
+        self,
+        run_id: str,
+        *,
+        target: str,
+        pipeline: str,
+        version: str,
+        fingerprint: str,
+        window: int,
+        key_path: str | None,
+        reuse: bool,
+        now: float,
+    ) -> bool:
+        """Begin a run, or find it begun. False where it was there with the same fingerprint and key path.
+
+        Raises `RunError` where it was begun with another pipeline: one run never mixes two.
+        """
+        with self.database.write() as connection:
+            done = connection.execute(
+                self.database.insert_or_ignore(runs),
+                {
+                    "id": run_id,
+                    "target": target,
+                    "pipeline": pipeline,
+                    "version": version,
+                    "fingerprint": fingerprint,
+                    "status": RunStatus.RUNNING.value,
+                    "window": window,
+                    "key_path": key_path,
+                    "reuse": int(reuse),
+                    "input_done": 0,
+                    "feeder_until": now + self.feeder_lease,
+                    "created_at": now,
+                },
+            )
+            if done.rowcount == 1:
+                return True
+            found = connection.execute(_RUN, {"run_id": run_id}).one()
+        if found.fingerprint != fingerprint:
+            raise RunError(
+                f"run {run_id!r} was begun with another version of its pipeline; begin a new run, "
+                "which reuses the checkpoints of the stages that did not change"
+            )
+        if found.key_path != key_path:
+            raise RunError(
+                f"run {run_id!r} takes its keys from {found.key_path!r}; say --key {found.key_path}"
+            )
+        return False
+
+    def feed(self, run_id: str, batch: Sequence[NewItem], now: float) -> int:
+        """Add inputs to a run, in order; a key that it has is left as it is. How many were new."""
+        with self.database.write() as connection:
+            run = connection.execute(_RUN, {"run_id": run_id}).one()
+            if run.ended_at is not None:
+                raise RunError(f"run {run_id!r} has ended ({run.status}); begin a new one")
+            keys = [item.key for item in batch]
+            known = set(
+                connection.execute(
+                    select(items.c.key).where(items.c.run_id == run_id, items.c.key.in_(keys))
+                ).scalars()
+            )
+            last = connection.execute(_LAST_SEQ, {"run_id": run_id}).scalar_one()
+            seq = -1 if last is None else last
+            rows: list[dict[str, object]] = []
+            bodies: list[dict[str, object]] = []
+            for item in batch:
+                if item.key in known:
+                    continue
+                known.add(item.key)
+                seq += 1
+                rows.append(_pending(run_id, seq, item))
+                bodies.append({"run_id": run_id, "seq": seq, "name": "input", "body": item.text})
+            if rows:
+                connection.execute(insert(items), rows)
+                connection.execute(insert(payloads), bodies)
+            connection.execute(
+                update(runs).where(runs.c.id == run_id).values(feeder_until=now + self.feeder_lease)
+            )
+            return len(rows)
+
+    def input_done(self, run_id: str) -> None:
+        """No more input will come."""
+        with self.database.write() as connection:
+            connection.execute(update(runs).where(runs.c.id == run_id).values(input_done=1))
+
+    def cancel(self, run_id: str) -> str:
+        """Stop a run: nothing more begins in it. Its status after the call. Raises `RunError` if it is unknown."""
+        with self.database.write() as connection:
+            run = connection.execute(_RUN, {"run_id": run_id}).first()
+            if run is None:
+                raise RunError(f"there is no run {run_id!r}")
+            if run.status != RunStatus.RUNNING:
+                return str(run.status)
+            values = {"status": RunStatus.CANCELLING.value, "input_done": 1}
+            connection.execute(update(runs).where(runs.c.id == run_id).values(**values))
+            return RunStatus.CANCELLING.value
+
+    def resume(self, run_id: str, fingerprint: str, now: float) -> int:
+        """Give unfinished items a new round with fresh budgets, in the same run. How many items that are.
+
+        Raises `RunError` where the run is unknown, is still ending, or was begun with another pipeline.
+        """
+        with self.database.write() as connection:
+            run = connection.execute(_RUN, {"run_id": run_id}).first()
+            if run is None:
+                raise RunError(f"there is no run {run_id!r}")
+            if run.fingerprint != fingerprint:
+                raise RunError(
+                    f"run {run_id!r} was begun with another version of its pipeline and cannot go on with this one; "
+                    "begin a new run, which reuses the checkpoints of the stages that did not change"
+                )
+            if run.status in (RunStatus.FAILING, RunStatus.CANCELLING):
+                raise RunError(
+                    f"run {run_id!r} is still ending; wait until `remand status` says that it has ended"
+                )
+            again = connection.execute(
+                update(items)
+                .where(items.c.run_id == run_id, items.c.state == "closed", items.c.status.in_(UNFINISHED))
+                .values(
+                    state="pending",
+                    round=items.c.round + 1,
+                    status=None,
+                    reason=None,
+                    disposition=None,
+                    code=None,
+                    closed_at=None,
+                    alone=0,
+                )
+            ).rowcount
+            connection.execute(
+                update(runs).where(runs.c.id == run_id).values(status=RunStatus.RUNNING.value, ended_at=None)
+            )
+            return again
+
+
+def _pending(run_id: str, seq: int, item: NewItem) -> dict[str, object]:
+    return {
+        "run_id": run_id,
+        "seq": seq,
+        "key": item.key,
+        "state": "pending",
+        "epoch": 0,
+        "since": 0,
+        "round": 1,
+        "stage": 0,
+        "attempt": 1,
+        "ask": "",
+        "due_at": 0.0,
+        "deadline_at": 0.0,
+        "correction": "",
+        "fallback": "",
+        "fallback_codes": "[]",
+        "counted": 0,
+        "unable": "[]",
+        "input_digest": item.digest,
+        "previous_digest": "",
+        "diagnostics": "[]",
+    }
