@@ -60,8 +60,22 @@ check: $(VENV)/.test ## Format, lint, types, import contracts, documentation
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
+	$(BIN)/python docs/check.py
+
+.PHONY: chaos
+chaos: $(VENV)/.test ## Kill, freeze and empty things in the middle of runs, and check that every promise holds
+	@$(BIN)/pytest -n 0 tests/chaos $(ARGS)
+
+.PHONY: bench
+bench: $(VENV)/.test ## Measure throughput and cost of an item on this machine
+	@$(BIN)/python -m bench $(ARGS)
+
+.PHONY: docs
+docs: $(VENV)/.test ## Renew the pages that are made from code, then check all links
+	@$(BIN)/python -m remand_policy.diagram > docs/reference/lifecycle.md
+	@$(BIN)/python docs/check.py
 
 .PHONY: up
 up: ## Start the whole stack with Docker Compose (secrets from ENV=deploy/example.env)

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, StringConstraints, TypeAdapter
 from pydantic_core import to_jsonable_python
+
 from remand_policy import Finding
 
 from ..authoring import Accepted, Rejected, Validator

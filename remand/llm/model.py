@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 from pydantic import TypeAdapter
+
 from remand_policy import canonical
 
 from ..errors import Failure, OperationalFailure, PipelineError

@@ -72,8 +72,10 @@ RULES = st.builds(
 def cases(draw: st.DrawFn, verdicts: st.SearchStrategy[Verdict] | None = None) -> tuple[Item, Report, Rules]:
     """Any item with any report that fits its stage's rules; with `verdicts`, a candidate's."""
     rules = draw(RULES)
-    production = Production.CANDIDATE if verdicts else draw(st.sampled_from(Production))
-    judgements = st.builds(Judgement, verdicts or st.sampled_from(Verdict), st.integers(1, 4))
+    production = Production.CANDIDATE if verdicts is not None else draw(st.sampled_from(Production))
+    judgements = st.builds(
+        Judgement, st.sampled_from(Verdict) if verdicts is None else verdicts, st.integers(1, 4)
+    )
     count = len(rules.execution_retries) if production is Production.CANDIDATE else 0
     report = Report(
         production=production,

@@ -113,6 +113,8 @@ class Embedded:
 
     def start(self) -> None:
         """Start the server, or attach to the one that runs in this folder."""
+        if self._services is not None:
+            return
         _prepare(self._home)
         with _turn(self._home):
             self._users = _open_users(self._home)
@@ -143,6 +145,8 @@ class Embedded:
                 if last:
                     _await_end(line, services)
                     (self._home / "services.json").unlink(missing_ok=True)
+            # Those that have ended since are taken off the system's list of processes.
+            _left_running[:] = [each for each in _left_running if each.poll() is None]
             if watchdog is None:
                 return
             if last:

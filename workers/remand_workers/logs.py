@@ -10,6 +10,7 @@ This module refuses to be told otherwise: there is no setting, and no level, tha
 
 from __future__ import annotations
 
+import copy
 import logging
 import re
 import sys
@@ -67,7 +68,13 @@ _TAMED = {
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """Writes records; one that cannot be written is reported without it (the standard report quotes arguments)."""
+    """Writes redacted copies of records, so that other handlers keep theirs.
+
+    A record that cannot be written is reported without its content: the standard report quotes the arguments.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        return super().format(_redacted(record))
 
     def handleError(self, record: logging.LogRecord) -> None:
         error = sys.exception()
@@ -107,7 +114,6 @@ def configure(settings: Settings, stream: TextIO | None = None) -> None:
         else structlog.processors.JSONRenderer(ensure_ascii=False)
     )
     handler = _Handler(out)
-    handler.addFilter(_redact)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,
@@ -206,20 +212,18 @@ def without_exceptions(_: Any, __: str, event: EventDict) -> EventDict:
     return event
 
 
-def _redact(record: logging.LogRecord) -> bool:
-    """A handler's filter: rewrite what other code logged, so that nothing after it can show more."""
-    if isinstance(record.msg, dict):  # From structlog: has been through the chain.
-        return True
+def _redacted(record: logging.LogRecord) -> logging.LogRecord:
+    """The record as it may be shown; one from structlog has been through the chain already."""
+    if hasattr(record, "_logger"):
+        return record
+    record = copy.copy(record)
     if record.name == "py.warnings":
-        _redact_warning(record)
-        return True
-    for name in ("data", "stack_info", "exc_text"):
-        if getattr(record, name, None) is not None:
-            setattr(record, name, None)
-    library = record.name.partition(".")[0] not in _OURS and _is_library(record.pathname)
-    record.msg = _formatted(record, library)
-    record.args = None
-    return True
+        record.msg = _warning(record)
+    else:
+        library = record.name.partition(".")[0] not in _OURS and _is_library(record.pathname)
+        record.msg = _formatted(record, library)
+    record.args = record.stack_info = record.exc_text = None
+    return record
 
 
 def _formatted(record: logging.LogRecord, library: bool) -> str:
@@ -283,14 +287,11 @@ def _shown(value: object, library: bool, name: str = "") -> object:
     return _Bare(GONE)
 
 
-def _redact_warning(record: logging.LogRecord) -> None:
-    """Keep a warning's category and place; its text may quote a value (pydantic's does), and a line of code follows."""
+def _warning(record: logging.LogRecord) -> str:
+    """A warning's category and place; its text may quote a value (pydantic's does), and a line of code follows."""
     text = str(record.args[0] if isinstance(record.args, tuple) and record.args else record.msg)
     found = _WARNING.match(text)
-    record.msg = "python warning"
-    if found:
-        record.msg = f"python warning: {found[3]} at {found[1]}:{found[2]}"
-    record.args = None
+    return f"python warning: {found[3]} at {found[1]}:{found[2]}" if found else "python warning"
 
 
 def _error_of(info: object) -> BaseException | None:

@@ -171,7 +171,11 @@ _FAIL_RUN = (
 )
 _DUE = (
     select(*_ITEM_COLUMNS)
-    .where(_OPEN, items.c.due_at <= bindparam("now"))
+    .where(
+        _OPEN,
+        items.c.due_at <= bindparam("now"),
+        items.c.run_id.not_in(bindparam("leave", expanding=True)),
+    )
     .order_by(items.c.due_at)
     .limit(bindparam("limit"))
 )
@@ -223,7 +227,7 @@ def _guarded(row: Row, before: Row) -> dict[str, object]:
     return values
 
 
-def _run_of(mapping: RowMapping, prefix: str = "") -> RunInfo:
+def run_of(mapping: RowMapping, prefix: str = "") -> RunInfo:
     return RunInfo(**{f.name: mapping[prefix + f.name] for f in fields(RunInfo)})
 
 
@@ -240,18 +244,18 @@ class Ledger:
         """The run with this id."""
         with self.database.read() as connection:
             found = connection.execute(_RUN, {"run_id": run_id}).mappings().first()
-        return None if found is None else _run_of(found)
+        return None if found is None else run_of(found)
 
     def unended(self) -> list[RunInfo]:
         """Runs that have not ended, oldest first."""
         with self.database.read() as connection:
-            return [_run_of(found) for found in connection.execute(_UNENDED).mappings()]
+            return [run_of(found) for found in connection.execute(_UNENDED).mappings()]
 
     def execution(self, run_id: str, seq: int) -> Execution | None:
         """An item with its run, without any payload."""
         with self.database.read() as connection:
             found = connection.execute(_EXECUTION, {"run_id": run_id, "seq": seq}).mappings().first()
-        return None if found is None else Execution(_run_of(found, "run__"), row_of(found))
+        return None if found is None else Execution(run_of(found, "run__"), row_of(found))
 
     def execution_with_input(self, run_id: str, seq: int, stage: int) -> Execution | None:
         """An item with its run, its input and the value of the stage before `stage`."""
@@ -260,14 +264,13 @@ class Ledger:
             found = connection.execute(_EXECUTION_WITH_INPUT, at).mappings().first()
         if found is None:
             return None
-        return Execution(_run_of(found, "run__"), row_of(found), found["input_body"], found["previous_body"])
+        return Execution(run_of(found, "run__"), row_of(found), found["input_body"], found["previous_body"])
 
-    def due(self, now: float, limit: int) -> list[Row]:
-        """Open items whose time has passed, the longest overdue first."""
+    def due(self, now: float, limit: int, leave: Sequence[str] = ()) -> list[Row]:
+        """Open items whose time has passed, the longest overdue first, but for those of the runs in `leave`."""
+        at = {"now": now, "limit": limit, "leave": list(leave)}
         with self.database.read() as connection:
-            return [
-                row_of(found) for found in connection.execute(_DUE, {"now": now, "limit": limit}).mappings()
-            ]
+            return [row_of(found) for found in connection.execute(_DUE, at).mappings()]
 
     # ---------------------------------------------------------------------------------- the coordinator's commit
 
@@ -282,7 +285,7 @@ class Ledger:
         key = {"run_id": before.run_id}
         with self.database.write() as connection:
             found = connection.execute(_RUN_LOCKED if closing else _RUN_SHARED, key).mappings().one()
-            run = _run_of(found)
+            run = run_of(found)
             wanted = change(run)
             row = wanted.row
             if wanted.value is not None:
@@ -388,15 +391,15 @@ class Ledger:
         """Put pending items of a run in flight while its window has room."""
         with self.database.write() as connection:
             found = connection.execute(_RUN_LOCKED, {"run_id": run_id}).mappings().first()
-            if found is None or not _run_of(found).running:
+            if found is None or not run_of(found).running:
                 return []
-            return self._admit(connection, _run_of(found), plan, now)
+            return self._admit(connection, run_of(found), plan, now)
 
     def wake(self, row: Row, now: float) -> Row | None:
         """waiting to in flight, the epoch kept. `None` where it moved on, the run ended, or another one is alone."""
         with self.database.write() as connection:
             lock = _RUN_LOCKED if row.alone else _RUN_SHARED
-            if not _run_of(connection.execute(lock, {"run_id": row.run_id}).mappings().one()).running:
+            if not run_of(connection.execute(lock, {"run_id": row.run_id}).mappings().one()).running:
                 return None
             if row.alone and connection.execute(_OTHER_ALONE).first() is not None:
                 self._push(connection, row, now + 2.0, row.kicks)
@@ -441,7 +444,7 @@ class Ledger:
     def cancel_rest(self, run_id: str, now: float, limit: int) -> int:
         """Close up to `limit` pending and waiting items of a run that is no longer running. How many it were."""
         with self.database.write() as connection:
-            run = _run_of(connection.execute(_RUN_LOCKED, {"run_id": run_id}).mappings().one())
+            run = run_of(connection.execute(_RUN_LOCKED, {"run_id": run_id}).mappings().one())
             if run.running:
                 return 0
             found = connection.execute(_TO_CANCEL, {"run_id": run_id, "limit": limit}).mappings().all()
@@ -454,7 +457,7 @@ class Ledger:
     def end_if_done(self, run_id: str, now: float) -> RunStatus | None:
         """End a run in which nothing is open and nothing more is fed. Its end, or `None` where it goes on."""
         with self.database.write() as connection:
-            run = _run_of(connection.execute(_RUN_LOCKED, {"run_id": run_id}).mappings().one())
+            run = run_of(connection.execute(_RUN_LOCKED, {"run_id": run_id}).mappings().one())
             if run.ended_at is not None or (run.running and not run.input_done):
                 return None
             if connection.execute(_ANY_UNCLOSED, {"run_id": run_id}).first() is not None:

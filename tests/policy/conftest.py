@@ -1,0 +1,8 @@
+"""Searches here are judged by what they find, never by how fast a busy machine is."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")
