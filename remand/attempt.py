@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +37,9 @@ log = logging.getLogger("remand")
 MAX_VALUE_BYTES = 8 * 1024 * 1024
 MAX_FINDINGS = 1_000
 MAX_FINDING = 20_000
+MAX_PATH = 500
 MAX_OPERATOR_MESSAGE = 2_000
+MAX_COUNT = 1_000_000
 _GRACE = 5.0
 """Seconds that a producer which keeps its own deadline is given beyond it."""
 
@@ -113,13 +116,27 @@ def to_json(producer: Producer[Any], value: object) -> bytes:
     adapter = producer.adapter
     try:
         plain = adapter.dump_python(value, mode="json", warnings="error", round_trip=True)
+        lost = _loses_numbers(adapter.dump_python(value, round_trip=True), plain)
         data = json.dumps(plain, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
         adapter.validate_json(data)
-    except Exception:
+    except (Exception, SystemExit):
         raise StructuralFailure("not_json") from None
+    if lost:
+        raise StructuralFailure("not_json")
     if len(data) > MAX_VALUE_BYTES:
         raise StructuralFailure("too_large")
     return data
+
+
+def _loses_numbers(value: object, plain: object) -> bool:
+    """Whether a NaN or an infinity of `value` became null in `plain`, which pydantic does without a word."""
+    if isinstance(value, float):
+        return plain is None and not math.isfinite(value)
+    if isinstance(value, Mapping) and isinstance(plain, Mapping):
+        return any(map(_loses_numbers, value.values(), plain.values()))
+    if isinstance(value, list | tuple) and isinstance(plain, list):
+        return any(map(_loses_numbers, value, plain))
+    return False
 
 
 def produce(producer: Producer[Any], context: Context, correction: Correction | None) -> Attempted:
@@ -130,36 +147,44 @@ def produce(producer: Producer[Any], context: Context, correction: Correction | 
             producer, context, correction, timeout=producer.deadline + (_GRACE if own_deadline else 0.0)
         )
     except (CalleeRaised, CallTimedOut) as raised:
-        return _failed(producer, raised.error if isinstance(raised, CalleeRaised) else raised)
-    try:
-        return _given(producer, given)
-    except StructuralFailure as error:
-        generations = getattr(given, "generations", 1)
-        return Attempted(
-            production=Production.STRUCTURAL,
-            code=error.code,
-            generations=generations if isinstance(generations, int) else 1,
-            usage=_usage(getattr(given, "response", None)),
-            error=error,
+        made = _failed(producer, raised.error if isinstance(raised, CalleeRaised) else raised)
+    else:
+        made = _given(producer, given)
+    if made.production in _WORTH_A_WARNING:
+        log.warning(
+            "producer %s gave no candidate (stage %s, item %s, attempt %s): %s, %s%s",
+            producer.name,
+            context.stage,
+            context.item,
+            context.attempt,
+            made.production.value,
+            made.code,
+            f", {made.error_type} at {made.error_at}" if made.error_type else "",
         )
+    return made
+
+
+_WORTH_A_WARNING = frozenset({Production.STRUCTURAL, Production.OPERATIONAL, Production.CONTRACT})
 
 
 def _failed(producer: Producer[Any], error: BaseException) -> Attempted:
+    if not isinstance(error, Failure):
+        code, generations, usage = ("timeout" if isinstance(error, CallTimedOut) else "raised"), 1, NO_USAGE
+    else:
+        code = code_of(error.code)
+        generations = error.generations if _is_count(error.generations) else 1
+        usage = _usage(error.usage)
     if isinstance(error, Throttled):
         return Attempted(
             production=Production.THROTTLED,
             code="throttled",
-            retry_after=error.retry_after,
-            generations=error.generations,
-            usage=error.usage or NO_USAGE,
+            retry_after=_seconds(error.retry_after),
+            generations=generations,
+            usage=usage,
             error=error,
         )
     place = place_of(error, getattr(producer, "function", producer))
     structural = isinstance(error, StructuralFailure)
-    if isinstance(error, Failure):
-        code, generations, usage = code_of(error.code), error.generations, error.usage or NO_USAGE
-    else:
-        code, generations, usage = ("timeout" if isinstance(error, CallTimedOut) else "raised"), 1, NO_USAGE
     return Attempted(
         production=Production.STRUCTURAL if structural else Production.OPERATIONAL,
         code=code,
@@ -171,42 +196,24 @@ def _failed(producer: Producer[Any], error: BaseException) -> Attempted:
     )
 
 
-def _usage(response: object) -> Usage:
-    return (response.usage if isinstance(response, ModelResponse) else None) or NO_USAGE
-
-
 def _given(producer: Producer[Any], given: object) -> Attempted:
     if not isinstance(given, Produced | RetryRequest):
         return Attempted(production=Production.CONTRACT, code="return_type", generations=1)
     response = given.response if isinstance(given.response, ModelResponse) else None
     if response is not None and not isinstance(response.text, str):
         response = None
-    usage = _usage(response)
-    if isinstance(given, Produced):
-        made = Attempted(
-            production=Production.CANDIDATE,
-            candidate=to_json(producer, given.value),
-            response=response,
+    usage = _usage(response.usage if response else None)
+    if not _well_formed(given):
+        return Attempted(production=Production.CONTRACT, code="field_type", generations=1, usage=usage)
+    try:
+        made = _made(producer, given, response, usage)
+    except StructuralFailure as error:
+        return Attempted(
+            production=Production.STRUCTURAL,
+            code=error.code,
             generations=given.generations,
             usage=usage,
-        )
-    else:
-        made = Attempted(
-            production=Production.RETRY,
-            code=code_of(given.reason_code),
-            reason_code=code_of(given.reason_code),
-            operator_message=str(given.operator_message)[:MAX_OPERATOR_MESSAGE],
-            fallback=None if given.fallback is None else to_json(producer, given.fallback),
-            rank=int(given.rank),
-            guidance=None
-            if given.guidance is None
-            else given.guidance
-            if isinstance(given.guidance, str)
-            else "",
-            response=response,
-            diagnostics=tuple(code_of(code) for code in tuple(given.diagnostics)[:8]),
-            generations=given.generations,
-            usage=usage,
+            error=error,
         )
     broken = breach(made.report(), corrections=producer.correction == SINGLE_RESPONSE_V1)
     if broken:
@@ -214,6 +221,66 @@ def _given(producer: Producer[Any], given: object) -> Attempted:
             production=Production.CONTRACT, code=broken, generations=made.generations, usage=usage
         )
     return made
+
+
+def _made(
+    producer: Producer[Any], given: Produced | RetryRequest, response: ModelResponse | None, usage: Usage
+) -> Attempted:
+    if isinstance(given, Produced):
+        return Attempted(
+            production=Production.CANDIDATE,
+            candidate=to_json(producer, given.value),
+            response=response,
+            generations=given.generations,
+            usage=usage,
+        )
+    return Attempted(
+        production=Production.RETRY,
+        code=code_of(given.reason_code),
+        reason_code=code_of(given.reason_code),
+        operator_message=given.operator_message[:MAX_OPERATOR_MESSAGE],
+        fallback=None if given.fallback is None else to_json(producer, given.fallback),
+        rank=given.rank,
+        guidance=given.guidance if isinstance(given.guidance, str | None) else "",
+        response=response,
+        diagnostics=tuple(code_of(code) for code in given.diagnostics[:8]),
+        generations=given.generations,
+        usage=usage,
+    )
+
+
+def _well_formed(given: Produced | RetryRequest) -> bool:
+    """Whether the counts and codes are what the annotations say; texts are looked at where they are used."""
+    if not _is_count(given.generations):
+        return False
+    if isinstance(given, Produced):
+        return True
+    return (
+        isinstance(given.operator_message, str)
+        and _is_count(abs(given.rank) if isinstance(given.rank, int) else None)
+        and not isinstance(given.rank, bool)
+        and isinstance(given.diagnostics, Sequence)
+        and not isinstance(given.diagnostics, str | bytes)
+    )
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_COUNT
+
+
+def _usage(usage: object) -> Usage:
+    """`usage` if it counts tokens, else none."""
+    if isinstance(usage, Usage) and all(
+        isinstance(n, int) and n >= 0 for n in (usage.input_tokens, usage.output_tokens)
+    ):
+        return usage
+    return NO_USAGE
+
+
+def _seconds(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        return None
+    return float(value)
 
 
 def judge(
@@ -230,24 +297,27 @@ def judge(
         if type(answer) is Accepted:
             return Judged(
                 verdict=Verdict.ACCEPTED,
-                usage=answer.usage or NO_USAGE,
+                usage=_usage(answer.usage),
                 seconds=time.perf_counter() - started,
             )
         if type(answer) is Rejected:
             return Judged(
                 verdict=Verdict.REJECTED,
                 findings=tuple(
-                    Finding(found.text[:MAX_FINDING], path=found.path, code=found.code)
+                    Finding(
+                        found.text[:MAX_FINDING],
+                        path=found.path and found.path[:MAX_PATH],
+                        code=None if found.code is None else code_of(found.code),
+                    )
                     for found in answer.findings[:MAX_FINDINGS]
                 ),
-                usage=answer.usage or NO_USAGE,
+                usage=_usage(answer.usage),
                 seconds=time.perf_counter() - started,
             )
         raise TypeError(f"a validator returned a {type(answer).__name__}, which is no verdict")
-    except Exception as raised:
+    except (Exception, SystemExit) as raised:
         error = raised.error if isinstance(raised, CalleeRaised) else raised
         place = place_of(error, validator.function)
-        usage = error.usage if isinstance(error, Failure) else None
         log.warning(
             "validator %s could not judge (stage %s, item %s, attempt %s): %s at %s",
             validator.name,
@@ -259,7 +329,7 @@ def judge(
         )
         return Judged(
             verdict=Verdict.UNDETERMINED,
-            usage=usage or NO_USAGE,
+            usage=_usage(error.usage if isinstance(error, Failure) else None),
             seconds=time.perf_counter() - started,
             error_type=place.type,
             error_at=place.at,

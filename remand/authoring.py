@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property, update_wrapper
 from typing import Any, Generic, TypeVar
 
-from pydantic import TypeAdapter
+from pydantic import PydanticUserError, TypeAdapter
+
 from remand_policy import SINGLE_RESPONSE_V1, Finding, check_budget
 
 from .context import Context, Correction, Produced, RetryRequest, Usage
@@ -120,6 +121,8 @@ class Validator:
             raise PipelineError("validator", "a lambda needs a name")
         self.function = function
         self.version = _text(where, "version", version)
+        if description is not None:
+            _text(where, "description", description)
         self.description = (
             description or _first_line(function) or f"It fails the check {self.name.replace('_', ' ')!r}."
         )
@@ -200,8 +203,16 @@ class Producer(Generic[T]):
             "version": self.version,
             "correction": self.correction,
             "repairs": self.repairs,
-            "output": None if self.output is None else self.adapter.json_schema(),
+            "output": None if self.output is None else self._schema(),
         }
+
+    def _schema(self) -> Mapping[str, Any]:
+        try:
+            return self.adapter.json_schema()
+        except PydanticUserError as error:
+            raise PipelineError(
+                f"producer {self.name!r}", f"output has no JSON schema ({type(error).__name__})"
+            ) from None
 
     def __repr__(self) -> str:
         return f"<producer {self.name!r} version {self.version!r}>"
@@ -214,6 +225,8 @@ class FunctionProducer(Producer[Any]):
         if not callable(function):
             raise PipelineError("producer", f"expected a callable, not {type(function).__name__}")
         super().__init__(name or str(getattr(function, "__name__", "")), **settings)
+        if self.name == "<lambda>":
+            raise PipelineError("producer", "a lambda needs a name")
         self.function = function
         update_wrapper(self, function, updated=())
 

@@ -29,7 +29,7 @@ def key_of(record: Any, path: str | None, position: int) -> str:
     for part in path.split("."):
         if isinstance(found, dict) and part in found:
             found = found[part]
-        elif isinstance(found, list) and part.isdigit() and int(part) < len(found):
+        elif isinstance(found, list) and part.isdecimal() and int(part) < len(found):
             found = found[int(part)]
         else:
             raise BadKey(path, "the record has no such field")

@@ -68,13 +68,26 @@ def run_local(
     run = _Run(pipeline, sleep)
     items: dict[str, str] = {}
     for position, record in enumerate(inputs):
-        encoded = json.dumps(record, ensure_ascii=False, allow_nan=False)
+        encoded = _encode(record, position)
         items.setdefault(key_of(record, key, position), encoded)
     jobs = [(number, name, text) for number, (name, text) in enumerate(items.items())]
     if concurrency <= 1:
         return [run.item(*job) for job in jobs]
     with ThreadPoolExecutor(concurrency, thread_name_prefix="remand-local") as pool:
         return list(pool.map(lambda job: run.item(*job), jobs))
+
+
+def _encode(record: Any, position: int) -> str:
+    try:
+        text = json.dumps(record, ensure_ascii=False, allow_nan=False)
+        text.encode()
+    except TypeError:
+        raise TypeError(f"input {position} holds something that is no JSON value") from None
+    except (ValueError, RecursionError):
+        raise ValueError(
+            f"input {position} is not JSON: NaN, infinities, lone surrogates and endless nesting are not"
+        ) from None
+    return text
 
 
 async def arun_local(

@@ -220,6 +220,8 @@ def load(target: str) -> Pipeline:
 
     Raises `PipelineError` saying what is missing. A pipeline in `__main__` is refused: a worker could not import it.
     """
+    if not isinstance(target, str):
+        raise PipelineError("load", f"name a pipeline as MODULE:ATTRIBUTE, not by a {type(target).__name__}")
     module_name, _, attribute = target.partition(":")
     if not module_name or not attribute:
         raise PipelineError(
@@ -242,10 +244,10 @@ def load(target: str) -> Pipeline:
         else:
             problem = f"its module imports {missing!r}, which is not installed"
         raise PipelineError(repr(target), problem) from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         from .calls import place_of
 
-        place = place_of(error, load)
+        place = place_of(error, module_name)
         raise PipelineError(
             repr(target), f"importing its module raised {place.type} at {place.at}"
         ) from error

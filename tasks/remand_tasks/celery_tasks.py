@@ -91,12 +91,10 @@ class CelerySender:
         (signatures[0] if len(signatures) == 1 else chain(*signatures)).apply_async()
 
 
-def register(
-    app: Celery, runtime: Callable[[], Runtime], *, around: Callable[..., Any] | None = None
-) -> None:
+def register(app: Celery, runtime: Callable[[], Runtime], bind: Callable[[Token | None], None]) -> None:
     """Define the tasks on `app`. `runtime` gives this process's runtime.
 
-    `around(step, token, seconds, next)` is told of each step, for telemetry.
+    `bind` is told the token before a step and `None` behind it, so that log records can carry it.
     """
 
     def carry_out(

@@ -93,6 +93,13 @@ class Pipelines:
         """Runs that this process leaves to others, with their pipelines' names."""
         return dict(self._misfits)
 
+    def stage_name(self, token: Token) -> str:
+        """The name of the token's stage, its number where this process does not know the run yet."""
+        bound = self._by_run.get(token.run)
+        if bound is None or token.stage >= len(bound.pipeline.stages):
+            return str(token.stage)
+        return bound.pipeline.stages[token.stage].name
+
     def describe(self, token: Token) -> str:
         """A token in words for people: pipeline, item number, stage, attempt out of how many."""
         bound = self._by_run.get(token.run)

@@ -304,6 +304,24 @@ ROWS: dict[str, tuple[Item, Report, Rules, Decision]] = {
         CORRECTABLE,
         closed(Reason.OPERATIONAL_FAILURE, code="recoveries"),
     ),
+    "worker lost, a fallback is kept": (
+        Item(attempt=3, fallback=1),
+        gave(Production.LOST),
+        CORRECTABLE,
+        Again(Situation.LOST),
+    ),
+    "worker lost, recoveries spent, a fallback is kept": (
+        Item(recoveries=3, fallback=1),
+        gave(Production.LOST),
+        CORRECTABLE,
+        closed(Reason.OPERATIONAL_FAILURE, code="recoveries"),
+    ),
+    "throttled, a fallback is kept": (
+        Item(attempt=3, fallback=1),
+        gave(Production.THROTTLED),
+        CORRECTABLE,
+        Again(Situation.THROTTLED),
+    ),
     "candidate gone, recoveries spent": (
         Item(recoveries=3),
         gave(Production.GONE),

@@ -114,7 +114,7 @@ def test_candidate_and_input_are_fenced_and_cannot_close_the_fence() -> None:
     system, user = body["messages"]
     assert (system["role"], user["role"]) == ("system", "user")
     assert "Be true." in system["content"]
-    assert attack not in user["content"]
+    assert (user["content"].count("<"), user["content"].count(">")) == (6, 6)
     lines = user["content"].split("\n")
     for tag, value in (("input", {"text": attack}), ("previous", [attack]), ("candidate", {"title": attack})):
         assert (lines.count(f"<{tag}>"), user["content"].count(f"</{tag}>")) == (1, 1)

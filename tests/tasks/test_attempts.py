@@ -185,6 +185,17 @@ def test_opening_starts_empty_after_any_end_without_candidate(attempts: Attempts
     assert record(attempts).facts == {}
 
 
+def test_opening_starts_empty_after_gone_even_if_the_entry_is_back(
+    attempts: Attempts, redis_client: redis.Redis
+) -> None:
+    with_candidate(attempts)
+    redis_client.rename(ENTRIES, "away")
+    attempts.claim_validators(T, "b", [0], **LEASE)
+    redis_client.rename("away", ENTRIES)
+    assert opened(attempts, next_epoch())
+    assert record(attempts).p == "open"
+
+
 def test_opening_starts_empty_over_a_claim(attempts: Attempts) -> None:
     opened(attempts)
     attempts.claim_production(T, "a", **LEASE)
@@ -498,6 +509,7 @@ def test_validators_without_a_candidate_have_nothing_to_do(attempts: Attempts, p
     attempts.claim_production(T, "a", **LEASE)
     publish(attempts, production=production, candidate=None)
     assert attempts.claim_validators(T, "b", [0], **LEASE).held is Held.DONE
+    assert record(attempts).p == production
     assert states(attempts) == ["open"] * 3
 
 

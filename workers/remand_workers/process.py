@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
 import sys
 import threading
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import celery.apps.worker
 from celery import signals
 from celery.apps.worker import Worker
+from celery.exceptions import SecurityWarning
 
 from remand.calls import hung_calls
 
@@ -32,23 +36,29 @@ def run_worker(
     queues: Sequence[str] = QUEUES,
     name: str | None = None,
     pipelines: Sequence[str] = (),
+    ready: Callable[[], None] | None = None,
 ) -> int:
-    """Serve `queues` until told to stop: SIGTERM finishes what is held. The exit status.
+    """Serve `queues` until told to stop: SIGTERM and SIGINT finish what is held. The exit status: 130 after SIGINT.
 
     `pipelines` are loaded before the first message, so that a broken one is refused at once (`PipelineError`).
+    `ready` is called once messages are taken.
     """
     settings.require_services()
+    configure = logs.setup_logging_receiver(settings)
+    configure()
+    _quieten()
+    signals.setup_logging.connect(configure, weak=False)
+    signals.worker_process_init.connect(configure, weak=False)
     app = create_app(settings)
-    signals.setup_logging.connect(logs.setup_logging_receiver(settings), weak=False)
     for target in pipelines:
         app.conf.remand_pipelines.preload(target)
+    told = _tell_of_life(ready)
     worker = app.Worker(
         hostname=f"{name or f'remand-{os.getpid()}'}@{socket.gethostname()}",
         pool=settings.pool,
         concurrency=settings.concurrency,
         queues=list(queues),
         loglevel=settings.log_level,
-        task_events=True,
         without_gossip=True,
         without_mingle=True,
         quiet=True,
@@ -58,7 +68,34 @@ def run_worker(
     if replace.is_set():
         log.warning("this process is replaced: abandoned calls hold too many of its threads")
         os.execv(sys.executable, sys.orig_argv)  # noqa: S606 - the same program with the same arguments
-    return int(worker.exitcode or 0)
+    return 130 if "SIGINT" in told else 0 if "SIGTERM" in told else int(worker.exitcode or 0)
+
+
+def _quieten() -> None:
+    """Keep Celery from printing: its words about signals, the locals that it dumps on SIGUSR1, and that root is bad.
+
+    (The warning is about pickle, which is refused here.)
+    """
+    celery.apps.worker.safe_say = lambda *_, **__: None
+    warnings.simplefilter("ignore", SecurityWarning)
+
+
+def _tell_of_life(ready: Callable[[], None] | None) -> list[str]:
+    """Log that work is taken, and that the end has begun. The list comes to hold the name of the signal that said so."""
+    told: list[str] = []
+
+    def begun(**_: Any) -> None:
+        log.info("work is taken")
+        if ready is not None:
+            ready()
+
+    def ending(sig: object = None, **_: Any) -> None:
+        told.append(sig if isinstance(sig, str) else signal.Signals(int(str(sig))).name)
+        log.info("stopping: what is held is finished first")
+
+    signals.worker_ready.connect(begun, weak=False)
+    signals.worker_shutting_down.connect(ending, weak=False)
+    return told
 
 
 def _replace_when_hung(worker: Worker, most: int) -> threading.Event:

@@ -283,6 +283,8 @@ def _again(row: Row, decision: Again, facts: Facts, timing: Timing) -> Row:
             if decision.alone:
                 return replace(row, alone=1, state="waiting", due_at=timing.now)
             return row
+        case Situation.NOREC:
+            return replace(row, recovered=row.recovered + 1)
         case _:
             return row
 

@@ -79,10 +79,6 @@ def settle(runtime: Runtime, execution: Execution, bound: Bound, record: Record)
         name = f"oper.{facts.epoch_of_production}"
         text = runtime.vault.read(row.run_id, row.seq, [name]).get(name)
         operator = None if text is None else text.decode()
-    last = row.stage == len(pipeline.stages) - 1
-    closing = (
-        isinstance(decision, Close) or (isinstance(decision, Advance) and last) or not execution.run.running
-    )
     settled = commit(
         runtime,
         row,
@@ -93,7 +89,6 @@ def settle(runtime: Runtime, execution: Execution, bound: Bound, record: Record)
         decision,
         value=value,
         operator=operator,
-        closing=closing or last,
     )
     if settled is None:
         log.info("decided already: the epoch has moved on")
@@ -110,7 +105,6 @@ def commit(
     *,
     value: bytes | None = None,
     operator: str | None = None,
-    closing: bool = True,
     now: float | None = None,
 ) -> Row | None:
     """Write `decision` about `row`, then open and send what is owed, then clear what is closed."""
@@ -144,7 +138,7 @@ def commit(
             operator_message=operator,
         )
 
-    done = runtime.ledger.commit(row, bound.plan, at, change, closing=closing)
+    done = runtime.ledger.commit(row, bound.plan, at, change, closing=isinstance(decision, Close | Advance))
     if done is None:
         return None
     _log(row, applied[-1], pipeline.name, stage.name)

@@ -1,0 +1,2 @@
+"""Commands that set up."""
+COMMANDS = []

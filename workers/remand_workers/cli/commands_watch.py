@@ -1,0 +1,2 @@
+"""Commands for people who watch."""
+COMMANDS = []

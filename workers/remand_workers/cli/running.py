@@ -1,0 +1,357 @@
+"""`run`, `resume` and `up`: services, workers, input, progress and output of one command, and its orderly end.
+
+Ctrl-C stops it gracefully: reading stops, workers finish what they hold, and the run can be resumed. A second one ends
+everything at once; the run can be resumed all the same, because the ledger is committed step by step.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from types import FrameType
+
+from remand.pipeline import Pipeline, load
+from remand_policy import RunStatus
+from remand_tasks.state.queries import Progress, exit_status
+
+from ..client import Client, Run
+from ..embedded import Embedded
+from ..settings import Settings
+from .console import err, say, warn, write_json
+from .crew import Crew
+from .failures import DEGRADED, FAILED, INTERRUPTED, CommandError, UsageError
+from .feeding import Feeder, Lines
+from .models import check_model_server
+from .outputs import Output
+from .watching import View, summary
+
+_LOOK = 0.1
+_LONGEST_LOOK = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What the command line asked for."""
+
+    input: str | None
+    output: str | None
+    key: str | None = None
+    window: int | None = None
+    reuse: bool = True
+    run_id: str | None = None
+    workers: bool = True
+    json: bool = False
+    quiet: bool = False
+
+    def destination(self) -> str | None:
+        """Where outputs go: standard output if nothing else was said and it is piped."""
+        if self.output == "-" and self.json:
+            raise UsageError("--json and --output - both want standard output; give --output a file")
+        if self.output is None and not self.json and not os.isatty(1):
+            return "-"
+        return self.output
+
+
+class Interrupted:
+    """Set by the first SIGINT, SIGTERM or SIGHUP; the second raises `KeyboardInterrupt`."""
+
+    def __init__(self) -> None:
+        self.event = threading.Event()
+
+    def __bool__(self) -> bool:
+        return self.event.is_set()
+
+    @contextmanager
+    def handled(self) -> Iterator[None]:
+        """Handle the signals inside the block."""
+        names = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        before = {name: signal.signal(name, self._hear) for name in names}
+        try:
+            yield
+        finally:
+            for name, handler in before.items():
+                signal.signal(name, handler)
+
+    def _hear(self, _signal: int, _frame: FrameType | None) -> None:
+        if self.event.is_set():
+            raise KeyboardInterrupt
+        self.event.set()
+
+
+def run(settings: Settings, target: str, order: Order) -> int:
+    """`remand run`: everything that a run needs, from input to output. The exit status."""
+    pipeline = load(target)
+    check_model_server(pipeline, settings)
+    if order.input is None:
+        raise UsageError("name the input: --input FILE.jsonl, or --input - for standard input")
+    destination = order.destination()
+    lines = Lines(order.input)
+    _say_worst_case(pipeline, lines.count(), quiet=order.quiet)
+    if not lines.first():
+        raise UsageError("the input is empty: it has no line that is not blank")
+    output = Output(destination, source=order.input)
+    with _Work(settings, order, target, pipeline, output) as work:
+        work.run = work.client.begin(
+            target, key=order.key, run_id=order.run_id, window=order.window, reuse=order.reuse
+        )
+        say_quietly(order, f"run {work.run.id}")
+        work.feed(lines, order.key)
+        return work.until_done()
+
+
+def resume(settings: Settings, run_id: str, order: Order, *, close_input: bool) -> int:
+    """`remand resume`: another round for what is unfinished, and the rest of the input. The exit status."""
+    from .context import ledger, run_named
+
+    with ledger(settings) as queries:
+        found = run_named(queries, run_id)
+    pipeline = load(found.target)
+    check_model_server(pipeline, settings)
+    if order.input is None and not found.input_done and not close_input:
+        raise UsageError(
+            f"the input of run {found.id!r} was not read to its end. Give it again with --input (items that the run "
+            "has are not taken twice), or finish what was read with --no-more-input"
+        )
+    destination = order.destination()
+    lines = Lines(order.input) if order.input is not None else None
+    output = Output(destination, source=order.input)
+    with _Work(settings, order, found.target, pipeline, output) as work:
+        work.run = Run(found.id, work.client, pipeline)
+        if not work.until_settled():
+            return work.interrupted()
+        again = work.run.resume()
+        say_quietly(order, f"run {found.id}: {again:,} unfinished items get another round")
+        if lines is not None:
+            work.feed(lines, found.key_path)
+        elif close_input:
+            work.client.submissions.input_done(found.id)
+        return work.until_done()
+
+
+def up(settings: Settings, pipelines: list[str]) -> int:
+    """`remand up`: services and workers in the foreground until they are told to stop. The exit status."""
+    for target in pipelines:
+        load(target)
+    signals = Interrupted()
+    with ExitStack() as stack:
+        stack.enter_context(signals.handled())
+        if settings.embedded:
+            services = stack.enter_context(Embedded(settings))
+            settings = services.settings
+            say(f"services   {'joined' if services.attached else 'started'} in {str(settings.home)!r}")
+        with Client(settings):
+            pass
+        crew = _crew(settings, pipelines)
+        stack.callback(crew.kill)
+        crew.start()
+        say(f"workers    {len(crew)}, each {settings.concurrency} steps at once ({settings.pool}); logs beside them")
+        say(f"ledger     {_shown_url(settings.ledger_url)}")
+        say(f"broker     {_shown_url(settings.broker_url)}")
+        say("In this folder, in another terminal: `remand submit`, `remand status`, `remand flower`. Ctrl-C ends it.")
+        announced = False
+        while not signals.event.wait(0.25):
+            crew.look()
+            if not announced and crew.ready == len(crew):
+                announced = True
+                say("ready")
+        say("stopping: workers finish what they hold; Ctrl-C again ends them at once")
+        try:
+            crew.stop(settings.claim_lease.total_seconds() + 90.0)
+        except KeyboardInterrupt:
+            crew.kill()
+    return INTERRUPTED
+
+
+class _Work:
+    """One run's services, workers, feeder, view and output, from the start to an orderly end."""
+
+    run: Run
+
+    def __init__(self, settings: Settings, order: Order, target: str, pipeline: Pipeline, output: Output) -> None:
+        self._settings, self._order, self._target = settings, order, target
+        self._pipeline, self._output = pipeline, output
+        self._stack = ExitStack()
+        self._signals = Interrupted()
+        self._crew: Crew | None = None
+        self._feeder: Feeder | None = None
+
+    def __enter__(self) -> _Work:
+        try:
+            self._stack.callback(self._leave_output)
+            self._stack.enter_context(self._signals.handled())
+            if self._settings.embedded:
+                self._settings = self._stack.enter_context(Embedded(self._settings)).settings
+            self.client = self._stack.enter_context(Client(self._settings))
+            # Asked before anything begins, so that a server that cannot be reached is said at once.
+            self.client.now()
+            if self._order.workers:
+                self._crew = _crew(self._settings, [self._target])
+                self._stack.callback(self._crew.kill)
+                self._crew.start()
+            self._view = self._stack.enter_context(View(quiet=self._order.quiet))
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+        begun = hasattr(self, "run")
+        try:
+            self._stack.close()
+        finally:
+            if error is not None and begun:
+                say(f"The run can go on: {self._resume_command()}")
+        if isinstance(error, KeyboardInterrupt):
+            raise SystemExit(INTERRUPTED) from None
+        return False
+
+    def feed(self, lines: Lines, key: str | None) -> None:
+        """Begin to read the input."""
+        self._feeder = Feeder(self.client, self.run, lines, key, warn)
+        self._feeder.start()
+
+    def until_settled(self) -> bool:
+        """Wait until a run that was failing or being cancelled has ended. False where that was interrupted."""
+        for progress in self._looks():
+            if progress.run.status not in (RunStatus.FAILING, RunStatus.CANCELLING):
+                return True
+        return False
+
+    def until_done(self) -> int:
+        """Watch the run until it has ended or is interrupted. The exit status."""
+        for progress in self._looks():
+            self._output.advance(self.client.queries, self.run.id, len(self._pipeline.stages))
+            feeder = self._feeder
+            if feeder is not None and feeder.error is not None and progress.run.running:
+                raise feeder.error
+            if progress.run.ended_at is not None:
+                return self._done(progress)
+        return self.interrupted()
+
+    def interrupted(self) -> int:
+        """End in order what was begun: reading, workers, output."""
+        say("stopping: workers finish what they hold; Ctrl-C again ends them at once")
+        if self._feeder is not None:
+            self._feeder.stop()
+        if self._crew is not None:
+            self._crew.stop(_patience(self._pipeline, self._settings))
+        self._output.advance(self.client.queries, self.run.id, len(self._pipeline.stages))
+        self._tell_partial()
+        say(f"Interrupted. The run can go on: {self._resume_command()}")
+        return INTERRUPTED
+
+    def _looks(self) -> Iterator[Progress]:
+        pause = _LOOK
+        while not self._signals.event.wait(pause):
+            if self._crew is not None:
+                self._crew.look()
+            # The larger the run, the dearer the look: it is taken less often then.
+            began = self._view.elapsed
+            progress = self.client.queries.progress(self.run.id)
+            pause = min(max(_LOOK, 10 * (self._view.elapsed - began)), _LONGEST_LOOK)
+            self._view.show(progress, bad=self._bad, note=self._note())
+            yield progress
+
+    @property
+    def _bad(self) -> int:
+        return 0 if self._feeder is None else self._feeder.bad
+
+    def _note(self) -> str:
+        if self._crew is not None and self._crew.ready == 0:
+            return "workers are starting"
+        return ""
+
+    def _done(self, progress: Progress) -> int:
+        feeder = self._feeder
+        if feeder is not None:
+            feeder.stop()
+        self._output.advance(self.client.queries, self.run.id, len(self._pipeline.stages))
+        where = self._output.finish()
+        self._view.__exit__(None, None, None)
+        status = exit_status(RunStatus(progress.run.status))
+        if status == 0 and self._bad:
+            status = DEGRADED if progress.total else FAILED
+        elapsed, rate = self._view.elapsed, self._view.rate(progress)
+        if not self._order.quiet:
+            err().print(summary(progress, bad=self._bad, elapsed=elapsed, rate=rate))
+            if where is not None:
+                say(f"outputs are in {where!r}")
+            elif not self._output.stdout:
+                say(f"its outputs: remand results {progress.run.id}")
+            if progress.quarantined:
+                say(f"what was set aside: remand quarantine {progress.run.id}")
+        if self._order.json:
+            told = {"lines_left_out": self._bad, "elapsed_seconds": round(elapsed, 3), "exit_status": status}
+            write_json({**progress.to_json(), **told})
+        return status
+
+    def _leave_output(self) -> None:
+        self._tell_partial()
+
+    def _tell_partial(self) -> None:
+        partial = self._output.leave()
+        if partial is not None:
+            say(f"outputs so far are in {partial!r}")
+
+    def _resume_command(self) -> str:
+        words = ["remand", "resume", self.run.id]
+        reading = self._feeder is not None and not self._feeder.finished
+        if reading and self._order.input is not None:
+            words += ["--input", self._order.input]
+        if self._order.output is not None:
+            words += ["--output", self._order.output]
+        return shlex.join(words)
+
+
+def _crew(settings: Settings, pipelines: list[str]) -> Crew:
+    settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    arguments = [word for target in pipelines for word in ("--pipeline", target)]
+    return Crew(
+        settings.workers,
+        arguments,
+        environment={**os.environ, **settings.environment()},
+        logs=settings.home.absolute(),
+        tell=warn,
+    )
+
+
+def _patience(pipeline: Pipeline, settings: Settings) -> float:
+    """Seconds in which whatever a worker may hold is over."""
+    longest = max(
+        max(stage.producer.deadline, sum(validator.timeout for validator in stage.validators))
+        for stage in pipeline.stages
+    )
+    return longest + settings.claim_grace.total_seconds()
+
+
+def _say_worst_case(pipeline: Pipeline, items: int | None, *, quiet: bool) -> None:
+    if quiet:
+        return
+    worst = pipeline.worst_case()
+    calls = ", ".join(f"{calls:,} calls of {name}" for name, calls in worst.validator_calls.items())
+    say(f"at worst, an item: {worst.generations:,} generations{', ' + calls if calls else ''}")
+    if items:
+        every = ", ".join(f"{calls * items:,} calls of {name}" for name, calls in worst.validator_calls.items())
+        say(
+            f"at worst, all {items:,} items: {worst.generations * items:,} generations{', ' + every if every else ''}"
+        )
+
+
+def say_quietly(order: Order, text: str) -> None:
+    """Say it unless everything is to be quiet."""
+    if not order.quiet:
+        say(text)
+
+
+def _shown_url(url: str | None) -> str:
+    from ..settings import without_password
+
+    return without_password(url or "")
+
+
+__all__ = ["CommandError", "Order", "resume", "run", "up"]
