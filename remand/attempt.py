@@ -175,8 +175,10 @@ def _failed(producer: Producer[Any], error: BaseException) -> Attempted:
         generations = error.generations if _is_count(error.generations) else 1
         usage = _usage(error.usage)
     if isinstance(error, Throttled):
+        # A repair call that is throttled comes after a request that was answered. Doing the attempt again would pay
+        # for that one twice and outside every budget, so it counts as an operational failure that waits as asked.
         return Attempted(
-            production=Production.THROTTLED,
+            production=Production.OPERATIONAL if generations > 0 else Production.THROTTLED,
             code="throttled",
             retry_after=_seconds(error.retry_after),
             generations=generations,
@@ -317,21 +319,24 @@ def judge(
         raise TypeError(f"a validator returned a {type(answer).__name__}, which is no verdict")
     except (Exception, SystemExit) as raised:
         error = raised.error if isinstance(raised, CalleeRaised) else raised
-        place = place_of(error, validator.function)
-        log.warning(
-            "validator %s could not judge (stage %s, item %s, attempt %s): %s at %s",
-            validator.name,
-            context().stage,
-            context().item,
-            context().attempt,
-            place.type,
-            place.at,
-        )
-        return Judged(
-            verdict=Verdict.UNDETERMINED,
-            usage=_usage(error.usage if isinstance(error, Failure) else None),
-            seconds=time.perf_counter() - started,
-            error_type=place.type,
-            error_at=place.at,
-            error=error,
-        )
+    seconds = time.perf_counter() - started
+    place = place_of(error, validator.function)
+    # Said after the handler: a worker's log takes the words of an exception in handling out of every record, and
+    # these may be words of this one, such as the validator's name.
+    log.warning(
+        "validator %s could not judge (stage %s, item %s, attempt %s): %s at %s",
+        validator.name,
+        context().stage,
+        context().item,
+        context().attempt,
+        place.type,
+        place.at,
+    )
+    return Judged(
+        verdict=Verdict.UNDETERMINED,
+        usage=_usage(error.usage if isinstance(error, Failure) else None),
+        seconds=seconds,
+        error_type=place.type,
+        error_at=place.at,
+        error=error,
+    )

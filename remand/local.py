@@ -225,10 +225,11 @@ class _StageRun:
                         self._wait(self.attempted.retry_after, ended_at.throttles + 1)
                     self._produce()
                 case Retry():
+                    asked = self.attempted.retry_after
                     self._prepare(decision)
                     if decision.backoff:
                         delay = self.stage.backoff.delay(ended_at.attempt, run.jitter.random())
-                        self._wait(delay, ended_at.attempt)
+                        self._wait(max(delay, asked or 0.0), ended_at.attempt)
                     self._produce()
                 case _:
                     assert_never(decision)

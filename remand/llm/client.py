@@ -112,6 +112,15 @@ def close_clients() -> None:
     _clients.close()
 
 
+def prepare() -> None:
+    """Import the SDK and load the certificates, which takes a second or so in a new process: no call's time."""
+    import openai  # noqa: F401
+
+    from .transport import tls
+
+    tls()
+
+
 def _build(endpoint: Endpoint) -> tuple[OpenAI, Line]:
     from openai import OpenAI
 

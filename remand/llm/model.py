@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 from remand_policy import canonical
 
 from ..errors import Failure, OperationalFailure, PipelineError
-from .client import Answer, FormatRefused, resolve, resolve_model, send
+from .client import Answer, FormatRefused, prepare, resolve, resolve_model, send
 from .messages import Message, well_formed, with_schema
 
 ResponseFormat: TypeAlias = Literal["auto", "json_schema", "json_object", "text"]
@@ -85,6 +85,7 @@ class ChatModel:
         Raises `PipelineError` if no model or no server is configured.
         """
         model, endpoint = resolve(self._where, *self._given)
+        prepare()
         deadline = time.monotonic() + self._timeout
         wanted = self._format
         while True:

@@ -123,7 +123,7 @@ class _Stream(httpcore2.NetworkStream):
 
 
 @cache
-def _tls() -> ssl.SSLContext:
+def tls() -> ssl.SSLContext:
     """One context a process: loading the certificates costs more than a hundred requests."""
     return httpx2.create_ssl_context()
 
@@ -141,7 +141,7 @@ def http_client(url: str, line: Line) -> httpx2.Client:
     """An HTTP client for `url` whose every byte goes over `line`. Redirects are not followed: a prompt goes where it
     was sent to. The proxy settings of the environment count."""
     limits = httpx2.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=_KEEP_ALIVE)
-    transport = httpx2.HTTPTransport(verify=_tls(), limits=limits, proxy=_proxy(url))
+    transport = httpx2.HTTPTransport(verify=tls(), limits=limits, proxy=_proxy(url))
     # The transport takes no backend of its own; the pool underneath reads this attribute at each connect.
     transport._pool._network_backend = line
     return httpx2.Client(

@@ -123,7 +123,7 @@ def test_any_other_return_value_is_undetermined(driver: Driver) -> None:
         assert result.calls("b", item=number) == 2, step
 
 
-TIMEOUT = 0.6
+TIMEOUT = 1.5
 """Of the validator `slow` in the pipeline `hanging`, in seconds."""
 
 
@@ -146,7 +146,7 @@ def test_hanging_validators_are_given_up_in_time_and_serving_goes_on(
         RELEASE.clear()
         assert driver.run("hanging").outcome.succeeded
         return
-    own = own_stack(count=1, environment={"REMAND_HUNG_CALLS": "4", "REMAND_CONCURRENCY": "4"})
+    own = own_stack(count=1, environment={"REMAND_HUNG_CALLS": "4", "REMAND_CONCURRENCY": "8"})
     assert own.stack is not None
     (process,) = own.stack.processes
     result = own.run("hanging", items=items)

@@ -397,8 +397,30 @@ class TestFailures:
         with ScriptedModel(reply) as server:
             start = time.monotonic()
             error = fail(chat(server, timeout=0.4), OperationalFailure)
-            assert 0.35 < time.monotonic() - start < 2.0
+            assert 0.35 < time.monotonic() - start < 5.0
         assert (error.code, error.generations) == ("timeout", 1)
+
+    def test_starting_the_client_takes_none_of_a_calls_time(self) -> None:
+        code = """
+import builtins, time
+original = builtins.__import__
+def slow(name, *rest, **named):
+    if name == "openai" and not slow.done:
+        slow.done = True
+        time.sleep(2.5)
+    return original(name, *rest, **named)
+slow.done = False
+builtins.__import__ = slow
+from remand.llm import ChatProducer
+from remand.testing import ScriptedModel, context
+with ScriptedModel({"a": 1}) as server:
+    made = ChatProducer(dict, "x", model="m", base_url=server.base_url, timeout=2)(context({}))
+print(slow.done, made.value)
+"""
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=60
+        )
+        assert done.stdout.strip() == "True {'a': 1}"
 
     def test_a_server_that_accepts_and_says_nothing_times_out(self) -> None:
         with socket.socket() as silent:
@@ -409,7 +431,7 @@ class TestFailures:
             start = time.monotonic()
             error = fail(producer, OperationalFailure)
         assert (error.code, error.generations) == ("timeout", 1)
-        assert time.monotonic() - start < 2.0
+        assert time.monotonic() - start < 5.0
 
     def test_after_a_time_out_the_late_answer_is_not_taken_for_the_next(self) -> None:
         with ScriptedModel([Reply('{"a": 1}', delay=0.6), Reply('{"a": 2}')]) as server:

@@ -8,7 +8,7 @@ from datetime import date
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, TypeAdapter
 
@@ -40,6 +40,7 @@ def code(text: str) -> str:
     return made.code
 
 
+@settings(deadline=None)
 @given(values, st.booleans(), st.sampled_from([None, 2]))
 def test_plain_json_is_read_as_it_is(value: Any, escape: bool, indent: int | None) -> None:
     text = json.dumps(value, ensure_ascii=escape, indent=indent)
@@ -47,26 +48,31 @@ def test_plain_json_is_read_as_it_is(value: Any, escape: bool, indent: int | Non
     assert found("\ufeff \n" + text + "\n") == value
 
 
+@settings(deadline=None)
 @given(values, st.sampled_from(["", "json", "JSON", "javascript"]))
 def test_one_code_fence_is_taken_off(value: Any, language: str) -> None:
     assert found(f"```{language}\n{json.dumps(value, indent=1)}\n```") == value
 
 
+@settings(deadline=None)
 @given(containers, prose, prose)
 def test_prose_around_one_object_or_array_is_taken_off(value: Any, before: str, after: str) -> None:
     assert found(f"{before}\n{json.dumps(value)}\n{after}") == value
 
 
+@settings(deadline=None)
 @given(containers, prose)
 def test_prose_around_a_fence_is_taken_off(value: Any, words: str) -> None:
     assert found(f"{words}\n```json\n{json.dumps(value)}\n```\n{words}") == value
 
 
+@settings(deadline=None)
 @given(containers, containers)
 def test_two_values_are_ambiguous(one: Any, two: Any) -> None:
     assert code(f"{json.dumps(one)} or {json.dumps(two)}") == "several_values"
 
 
+@settings(deadline=None)
 @given(st.text(max_size=200) | st.text('{}[]"\\,:`1a\n', max_size=200))
 def test_any_text_gives_a_value_or_a_problem(text: str) -> None:
     made = extract(text)
@@ -77,6 +83,7 @@ def test_any_text_gives_a_value_or_a_problem(text: str) -> None:
         assert made.code
 
 
+@settings(deadline=None)
 @given(st.dictionaries(texts, values, min_size=1, max_size=3), st.data())
 def test_a_reply_that_was_cut_off_is_never_completed(value: Any, data: st.DataObject) -> None:
     text = json.dumps(value)

@@ -812,16 +812,16 @@ def test_live_production_is_left_until_it_expires(attempts: Attempts, redis_clie
 
 def test_validators_are_condemned_one_by_one(attempts: Attempts, redis_client: redis.Redis) -> None:
     with_candidate(attempts)
-    attempts.claim_validators(T, "b", [0], lease=10, hard=100)
-    attempts.claim_validators(T, "c", [1], lease=30, hard=100)
+    attempts.claim_validators(T, "b", [1], lease=10, hard=100)
+    attempts.claim_validators(T, "c", [0], lease=30, hard=100)
     look = attempts.condemn(T, running=True)
     assert look.state == "live"
-    assert look.until == expiry_of(redis_client, "x1") / 1000
+    assert look.until == expiry_of(redis_client, "x0") / 1000
     age(redis_client, 20)
     assert attempts.condemn(T, running=True).state == "live"
-    assert states(attempts) == ["undetermined", "claimed", "open"]
-    assert json.loads(record(attempts).validators[0].detail) == {"code": "lost"}
-    assert record(attempts).validators[0].tries == 1
+    assert states(attempts) == ["claimed", "undetermined", "open"]
+    assert json.loads(record(attempts).validators[1].detail) == {"code": "lost"}
+    assert record(attempts).validators[1].tries == 1
     age(redis_client, 20)
     look = attempts.condemn(T, running=True)
     assert (look.state, look.step) == ("idle", "validate")

@@ -23,7 +23,8 @@ N = 2
 # Time moves in steps of 20 s, and every expiry lies 15 s beyond such a step: real milliseconds never matter.
 STEP, LEASE, HARD = 20, 35, 115
 VERDICTS = ("accepted", "rejected", "undetermined")
-epochs = st.sampled_from((-1, 0, 0, 0, 0, 1))
+epochs = st.sampled_from((0, 0, 0, 0, 0, 0, 0, 0, -1, 1))
+seldom = st.integers(0, 7).map(lambda drawn: drawn == 7)
 groups = st.sampled_from(((0,), (1,), (0, 1)))
 LOST = '{"code":"lost"}'
 
@@ -65,14 +66,25 @@ class Machine(RuleBasedStateMachine):
     def mine(self, by: int) -> Model | None:
         return self.model if self.model is not None and self.model.epoch == self.epoch + by else None
 
-    @rule(new=st.booleans())
-    def ledger_moves_on(self, new: bool) -> None:
-        self.epoch += 1
-        if new:
-            self.since = self.epoch
+    def someone(self, data: st.DataObject) -> str:
+        """An owner: mostly one that holds something now."""
+        model = self.model
+        holders = (
+            [] if model is None else [claim[0] for claim in (model.claim, *model.held.values()) if claim]
+        )
+        return data.draw(st.sampled_from([*holders * 4, *self.owners[-3:]]))
 
-    @rule(by=epochs, ask=st.sets(st.integers(0, N - 1)), fallback=st.sampled_from((None, None, "cand.old")))
-    def opens(self, by: int, ask: set[int], fallback: str | None) -> None:
+    @rule(
+        by=epochs,
+        moves=st.sampled_from(("on", "on", "new", "no")),
+        ask=st.sets(st.integers(0, N - 1)),
+        fallback=st.sampled_from((None, None, None, "cand.old")),
+    )
+    def opens(self, by: int, moves: str, ask: set[int], fallback: str | None) -> None:
+        """The ledger moves on, or to a new attempt, or not; and the record is opened."""
+        self.epoch += moves != "no"
+        if moves == "new":
+            self.since = self.epoch
         epoch, old = self.epoch + by, self.model
         given = self.attempts.open(
             self.token(by), since=self.since, validators=N, ask=sorted(ask), expiry=900, fallback=fallback
@@ -114,7 +126,7 @@ class Machine(RuleBasedStateMachine):
         production=st.sampled_from(("candidate", "candidate", "candidate", "throttled")),
     )
     def publishes(self, by: int, data: st.DataObject, production: str) -> None:
-        owner, model = data.draw(st.sampled_from(self.owners[-4:])), self.mine(by)
+        owner, model = self.someone(data), self.mine(by)
         self.count += 1
         name = f"cand.{self.count}" if production == "candidate" else None
         entries = {name: b"sealed"} if name else {}
@@ -126,6 +138,13 @@ class Machine(RuleBasedStateMachine):
         if given and model is not None:
             model.p, model.cand, model.claim = production, name or "", None
             self.vault |= entries.keys()
+
+    @rule(data=st.data())
+    def produces(self, data: st.DataObject) -> None:
+        """The ordinary way to a candidate in one step, so that most examples come to judgement."""
+        self.opens(0, "new", set(), None)
+        self.claims_production(0)
+        self.publishes(0, data, "candidate")
 
     @rule(by=epochs, group=groups)
     def claims_validators(self, by: int, group: tuple[int, ...]) -> None:
@@ -153,7 +172,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(by=epochs, group=groups, data=st.data(), verdict=st.sampled_from(VERDICTS))
     def gives_verdicts(self, by: int, group: tuple[int, ...], data: st.DataObject, verdict: str) -> None:
-        owner, model = data.draw(st.sampled_from(self.owners[-4:])), self.mine(by)
+        owner, model = self.someone(data), self.mine(by)
         entries = {i: (f"find.{i}", b"sealed") for i in group}
         given = self.attempts.give_verdicts(
             self.token(by), owner, dict.fromkeys(group, (verdict, "{}")), entries=entries, expiry=900
@@ -170,7 +189,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(by=epochs, data=st.data(), index=st.sampled_from((None, 0, 1)))
     def renews(self, by: int, data: st.DataObject, index: int | None) -> None:
-        owner, model = data.draw(st.sampled_from(self.owners[-4:])), self.mine(by)
+        owner, model = self.someone(data), self.mine(by)
         given = self.attempts.renew([(self.token(by), owner, index)], lease=LEASE)
         claim = None if model is None else model.claim if index is None else model.held.get(index)
         wanted = claim is not None and claim[0] == owner and claim[1] >= self.now and claim[2] > self.now
@@ -225,24 +244,23 @@ class Machine(RuleBasedStateMachine):
             if field in (b"exp", b"hard") or (field[:1] in b"xh" and field[1:].isdigit()):
                 self.client.hset(key, field, int(value) - STEP * steps * 1000)
 
-    @precondition(lambda self: self.vault)
-    @rule(data=st.data())
-    def entry_is_lost(self, data: st.DataObject) -> None:
-        name = data.draw(st.sampled_from(sorted(self.vault)))
-        self.client.hdel(vault_key("r", 1), name)
-        self.vault.discard(name)
-
     @rule()
     def old_candidate_is_kept(self) -> None:
         self.client.hset(vault_key("r", 1), "cand.old", "sealed")
         self.client.expire(vault_key("r", 1), 900)
         self.vault.add("cand.old")
 
-    @rule()
-    def redis_is_emptied(self) -> None:
-        self.client.flushdb()
-        self.model, self.vault = None, set()
+    @rule(data=st.data(), everything=seldom)
+    def entries_are_lost(self, data: st.DataObject, everything: bool) -> None:
+        if everything:
+            self.client.flushdb()
+            self.model, self.vault = None, set()
+        elif self.vault:
+            name = data.draw(st.sampled_from(sorted(self.vault)))
+            self.client.hdel(vault_key("r", 1), name)
+            self.vault.discard(name)
 
+    @precondition(lambda self: self.model is not None and self.model.complete)
     @rule(by=epochs)
     def closes(self, by: int) -> None:
         given = self.attempts.close("r", 1, self.epoch + by)

@@ -119,7 +119,7 @@ def test_representation_shows_key_ids_only() -> None:
 
 
 def test_key_ring_is_not_pickled() -> None:
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match="key ring"):
         pickle.dumps(ring("k1"))
 
 

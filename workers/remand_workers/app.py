@@ -29,6 +29,7 @@ from remand_tasks.token import Token
 
 from . import logs
 from .settings import Settings
+from .telemetry import observer
 
 QUEUES = (PRODUCE, VALIDATE, COORDINATE, ALONE)
 
@@ -77,6 +78,7 @@ def create_runtime(settings: Settings, app: Celery, pipelines: Pipelines | None 
         pipelines=pipelines or Pipelines(),
         renewal=Renewal(attempts, lease=times.claim, every=times.renewal),
         sender=CelerySender(app),
+        observer=observer(settings.metrics_port),
         times=times,
         caps=Caps(recoveries=settings.max_recoveries, reopens=settings.max_reopens),
     )

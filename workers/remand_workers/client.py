@@ -108,7 +108,7 @@ class Run:
     def resume(self) -> int:
         """Give its failed and cancelled items a new round. How many those are."""
         pipeline = self.pipeline or self._load()
-        return self.client.submissions.resume(self.id, pipeline.fingerprint, self.client.now())
+        return self.client.submissions.resume(self.id, pipeline.fingerprint)
 
     def _load(self) -> Pipeline:
         run = self.client.queries.run(self.id)
@@ -219,7 +219,7 @@ class Client:
 
 
 def new_item(position: int, value: Any, key: str | None) -> NewItem:
-    """An input as the ledger takes it. Raises `BadInput` for what is no JSON value, `BadKey` for one without its key."""
+    """An input as the ledger takes it. Raises `BadInput` for what is no JSON value, `BadKey` without its key."""
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         text.encode()

@@ -81,7 +81,7 @@ def _quieten() -> None:
 
 
 def _tell_of_life(ready: Callable[[], None] | None) -> list[str]:
-    """Log that work is taken, and that the end has begun. The list comes to hold the name of the signal that said so."""
+    """Log that work is taken, and that the end has begun. The list comes to hold the signal that said so."""
     told: list[str] = []
 
     def begun(**_: Any) -> None:

@@ -204,12 +204,6 @@ class Settings(BaseSettings):
     max_reopens: int = Field(
         8, ge=0, description="Times that one item's missing attempt record is opened again before it closes."
     )
-    backoff_base: Seconds = Field(
-        timedelta(seconds=1), description="Wait before the first retry after an operational failure; doubles."
-    )
-    backoff_cap: Seconds = Field(
-        timedelta(seconds=60), description="Longest such wait. At least REMAND_BACKOFF_BASE."
-    )
 
     # Watching it.
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] = Field(
@@ -273,8 +267,6 @@ class Settings(BaseSettings):
             )
         if self.dispatch_lease_max < self.dispatch_lease:
             problems.append(("dispatch_lease_max", "must be at least REMAND_DISPATCH_LEASE"))
-        if self.backoff_cap < self.backoff_base:
-            problems.append(("backoff_cap", "must be at least REMAND_BACKOFF_BASE"))
         if self.flower_auth is not None and not re.fullmatch(
             r"[^:]+:.+", self.flower_auth.get_secret_value()
         ):

@@ -207,7 +207,8 @@ def apply(row: Row, decision: Decision, report: Report, facts: Facts, timing: Ti
             )
             kept = replace(kept, corrections=kept.corrections + bool(kept.correction))
             if decision.backoff:
-                return replace(kept, state="waiting", due_at=_by_deadline(kept, timing.now + timing.backoff))
+                wait = max(timing.backoff, facts.retry_after or 0.0)
+                return replace(kept, state="waiting", due_at=_by_deadline(kept, timing.now + wait))
             return kept
         case _:
             assert_never(decision)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import bindparam, func, insert, select, update
+from sqlalchemy import ColumnElement, bindparam, func, insert, select, update
 
 from remand.errors import RemandError
 from remand_policy import RunStatus, Status
@@ -15,6 +15,17 @@ from .tables import items, payloads, runs
 
 UNFINISHED = (Status.FAILED.value, Status.CANCELLED.value)
 """How items end that `resume` gives another round."""
+REDRIVABLE = (*UNFINISHED, Status.REJECTED.value, Status.INCOMPLETE.value)
+_NEW_ROUND = {
+    "state": "pending",
+    "round": items.c.round + 1,
+    "status": None,
+    "reason": None,
+    "disposition": None,
+    "code": None,
+    "closed_at": None,
+    "alone": 0,
+}
 
 
 class RunError(RemandError):
@@ -138,11 +149,44 @@ class Submissions:
             connection.execute(update(runs).where(runs.c.id == run_id).values(**values))
             return RunStatus.CANCELLING.value
 
-    def resume(self, run_id: str, fingerprint: str, now: float) -> int:
-        """Give unfinished items a new round with fresh budgets, in the same run. How many items that are.
+    def resume(self, run_id: str, fingerprint: str) -> int:
+        """Give failed and cancelled items a new round with fresh budgets, in the same run. How many items that are.
 
         Raises `RunError` where the run is unknown, is still ending, or was begun with another pipeline.
         """
+        return self._reopen(run_id, fingerprint, [items.c.status.in_(UNFINISHED)])
+
+    def redrive(
+        self,
+        run_id: str,
+        fingerprint: str,
+        *,
+        reasons: Sequence[str] = (),
+        dispositions: Sequence[str] = (),
+        seqs: Sequence[int] = (),
+        preview: bool = False,
+    ) -> int:
+        """Give chosen items that ended badly a new round: by reason, by disposition, by number, all that are named.
+
+        Accepted items are never chosen. With `preview` nothing is written. How many items it is. Raises `RunError` as
+        `resume` does, and where nothing was named.
+        """
+        if not (reasons or dispositions or seqs):
+            raise RunError("name what to redrive: a reason, a disposition or items")
+        chosen: list[ColumnElement[bool]] = [items.c.status.in_(REDRIVABLE)]
+        if reasons:
+            chosen.append(items.c.reason.in_(list(reasons)))
+        if dispositions:
+            chosen.append(items.c.disposition.in_(list(dispositions)))
+        if seqs:
+            chosen.append(items.c.seq.in_(list(seqs)))
+        return self._reopen(run_id, fingerprint, chosen, preview=preview)
+
+    def _reopen(
+        self, run_id: str, fingerprint: str, chosen: Sequence[ColumnElement[bool]], *, preview: bool = False
+    ) -> int:
+        """closed to pending, epochs kept: what is left over of a former life stays fenced off."""
+        where = [items.c.run_id == run_id, items.c.state == "closed", *chosen]
         with self.database.write() as connection:
             run = connection.execute(_RUN, {"run_id": run_id}).first()
             if run is None:
@@ -156,20 +200,9 @@ class Submissions:
                 raise RunError(
                     f"run {run_id!r} is still ending; wait until `remand status` says that it has ended"
                 )
-            again = connection.execute(
-                update(items)
-                .where(items.c.run_id == run_id, items.c.state == "closed", items.c.status.in_(UNFINISHED))
-                .values(
-                    state="pending",
-                    round=items.c.round + 1,
-                    status=None,
-                    reason=None,
-                    disposition=None,
-                    code=None,
-                    closed_at=None,
-                    alone=0,
-                )
-            ).rowcount
+            if preview:
+                return connection.execute(select(func.count()).select_from(items).where(*where)).scalar_one()
+            again = connection.execute(update(items).where(*where).values(_NEW_ROUND)).rowcount
             connection.execute(
                 update(runs).where(runs.c.id == run_id).values(status=RunStatus.RUNNING.value, ended_at=None)
             )

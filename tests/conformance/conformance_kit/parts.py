@@ -204,9 +204,12 @@ def _module(context: Context, correction: Correction | None) -> Produced | Retry
         raise StructuralFailure("no_json") from None
     response = {"none": None, "empty": ModelResponse("  ")}.get(said.pop("response", ""), reply)
     if "retry" in said:
-        asked = {"reason_code": "again", "operator_message": "proposal refused", "fallback": None}
-        return RetryRequest(**{**asked, **said["retry"]}, response=response)
-    return Produced(said, response)
+        asked = {"reason_code": "again", "operator_message": "proposal refused", **said["retry"]}
+        fallback = asked.pop("fallback", None)
+        return RetryRequest(
+            **asked, fallback=None if fallback is None else Number(**fallback), response=response
+        )
+    return Produced(Number(**said), response)
 
 
 def module(*, correction: str | None = SINGLE_RESPONSE_V1, **settings: Any) -> Producer[Any]:

@@ -49,7 +49,7 @@ slow_backoff = one(A, backoff=0.4)
 timid = one(A, B, producer=chat(correction=None))
 blind = one(A, B, producer=chat(correction=None), blind_retries=True)
 async_ones = one(async_judge("a", timeout=0.5), async_judge("b"))
-hanging = one(A, judge("slow", timeout=0.6, execution_retries=0), C)
+hanging = one(A, judge("slow", timeout=1.5, execution_retries=0), C)
 short_deadline = one(A, deadline=timedelta(seconds=0.5), retries=0)
 rubric = one(
     ChatJudge("rubric", version="1", rubric="It is a good number.", model="judge", timeout=10.0), B, retries=2

@@ -5,62 +5,69 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 
 from .program import finish
 
 Target = Annotated[
-    str, typer.Argument(metavar="MODULE:PIPELINE", help="Where the pipeline is, such as shop.pipeline:pipeline.")
+    str,
+    typer.Argument(metavar="MODULE:PIPELINE", help="Where the pipeline is, such as shop.pipeline:pipeline."),
 ]
 RunId = Annotated[str, typer.Argument(metavar="RUN", help="A run's id, or how it alone begins.")]
 Input = Annotated[
-    Optional[str],
+    str | None,
     typer.Option("--input", "-i", metavar="FILE|-", help="JSON lines to read; `-` is standard input."),
 ]
 Output = Annotated[
-    Optional[str],
+    str | None,
     typer.Option(
         "--output", "-o", metavar="FILE|-",
         help="Where outputs go as JSON lines. Without it: standard output, unless that is a terminal.",
     ),
 ]  # fmt: skip
 Key = Annotated[
-    Optional[str],
+    str | None,
     typer.Option(
-        "--key", metavar="PATH", help="Dotted path to an input's own key. Without it an input's position is its key."
+        "--key",
+        metavar="PATH",
+        help="Dotted path to an input's own key. Without it an input's position is its key.",
     ),
 ]
 Window = Annotated[
-    Optional[int],
+    int | None,
     typer.Option("--window", min=1, help="Items in flight or waiting at once. Else REMAND_WINDOW."),
 ]
 Workers = Annotated[
-    Optional[int], typer.Option("--workers", min=1, help="Worker processes to start. Else REMAND_WORKERS.")
+    int | None, typer.Option("--workers", min=1, help="Worker processes to start. Else REMAND_WORKERS.")
 ]
 NoWorkers = Annotated[
     bool, typer.Option("--no-workers", help="Start no workers: others serve the broker that is named.")
 ]
 Concurrency = Annotated[
-    Optional[int],
+    int | None,
     typer.Option("--concurrency", min=1, help="Steps at once in one worker. Else REMAND_CONCURRENCY."),
 ]
 Pool = Annotated[
-    Optional[str],
+    str | None,
     typer.Option("--pool", metavar="threads|prefork", help="The worker's pool. Else REMAND_POOL."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="JSON for programs on standard output.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no table; warnings and errors stay.")]
-Home = Annotated[
-    Optional[Path], typer.Option("--home", help="Folder of embedded services. Else REMAND_HOME.", metavar="FOLDER")
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="No progress and no table; warnings and errors stay.")
 ]
-Model = Annotated[Optional[str], typer.Option("--model", help="The model's name. Else REMAND_MODEL.")]
+Home = Annotated[
+    Path | None,
+    typer.Option("--home", help="Folder of embedded services. Else REMAND_HOME.", metavar="FOLDER"),
+]
+Model = Annotated[str | None, typer.Option("--model", help="The model's name. Else REMAND_MODEL.")]
 ModelUrl = Annotated[
-    Optional[str], typer.Option("--model-base-url", metavar="URL", help="Its server. Else REMAND_MODEL_BASE_URL.")
+    str | None,
+    typer.Option("--model-base-url", metavar="URL", help="Its server. Else REMAND_MODEL_BASE_URL."),
 ]
 PipelineNames = Annotated[
-    Optional[list[str]],
+    list[str] | None,
     typer.Option(
         "--pipeline", metavar="MODULE:PIPELINE",
         help="Load it before any work; its validators' own queues are served, too. May be repeated.",
@@ -91,7 +98,7 @@ def run(
         bool, typer.Option("--no-reuse", help="Make everything anew; use no checkpoint of an earlier run.")
     ] = False,
     run_id: Annotated[
-        Optional[str],
+        str | None,
         typer.Option("--run-id", help="Name the run. Giving one that exists goes on feeding it."),
     ] = None,
     model: Model = None,
@@ -108,7 +115,12 @@ def run(
     from . import running
 
     settings = _settings(
-        workers=workers, concurrency=concurrency, pool=pool, home=home, model=model, model_base_url=model_base_url
+        workers=workers,
+        concurrency=concurrency,
+        pool=pool,
+        home=home,
+        model=model,
+        model_base_url=model_base_url,
     )
     order = running.Order(
         input=input, output=output, key=key, window=window, reuse=not no_reuse, run_id=run_id,
@@ -122,7 +134,8 @@ def resume(
     input: Input = None,
     output: Output = None,
     no_more_input: Annotated[
-        bool, typer.Option("--no-more-input", help="Finish with what was read, where the input was cut short.")
+        bool,
+        typer.Option("--no-more-input", help="Finish with what was read, where the input was cut short."),
     ] = False,
     workers: Workers = None,
     no_workers: NoWorkers = False,
@@ -142,7 +155,12 @@ def resume(
     from . import running
 
     settings = _settings(
-        workers=workers, concurrency=concurrency, pool=pool, home=home, model=model, model_base_url=model_base_url
+        workers=workers,
+        concurrency=concurrency,
+        pool=pool,
+        home=home,
+        model=model,
+        model_base_url=model_base_url,
     )
     order = running.Order(
         input=input, output=output, workers=_with_workers(settings, no_workers), json=json, quiet=quiet
@@ -152,12 +170,15 @@ def resume(
 
 def worker(
     queues: Annotated[
-        Optional[str], typer.Option("--queues", metavar="A,B", help="The queues to serve, in place of a role's.")
+        str | None,
+        typer.Option("--queues", metavar="A,B", help="The queues to serve, in place of a role's."),
     ] = None,
-    role: Annotated[Role, typer.Option("--role", help="What it does, and so which queues it serves.")] = Role.ALL,
+    role: Annotated[
+        Role, typer.Option("--role", help="What it does, and so which queues it serves.")
+    ] = Role.ALL,
     concurrency: Concurrency = None,
     pool: Pool = None,
-    name: Annotated[Optional[str], typer.Option("--name", help="Its name in Flower and logs.")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Its name in Flower and logs.")] = None,
     pipeline: PipelineNames = None,
     home: Home = None,
     lifeline: Annotated[bool, typer.Option("--lifeline", hidden=True)] = False,
@@ -188,7 +209,9 @@ def up(
     """Keep services and workers running in the foreground, for `remand submit` and for programs that use `Client`."""
     from . import running
 
-    finish(running.up(_settings(workers=workers, concurrency=concurrency, pool=pool, home=home), pipeline or []))
+    finish(
+        running.up(_settings(workers=workers, concurrency=concurrency, pool=pool, home=home), pipeline or [])
+    )
 
 
 def _settings(**given: Any) -> Any:

@@ -90,9 +90,13 @@ def abandon_stdout() -> None:
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> Table:
     """A plain table; columns whose name begins with `#` hold numbers."""
-    made = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold", title_style="bold")
+    made = Table(
+        title=title, title_justify="left", box=None, pad_edge=False, header_style="bold", title_style="bold"
+    )
     for name in columns:
-        made.add_column(name.lstrip("#"), justify="right" if name.startswith("#") else "left", overflow="fold")
+        made.add_column(
+            name.lstrip("#"), justify="right" if name.startswith("#") else "left", overflow="fold"
+        )
     for row in rows:
         made.add_row(*(cell if isinstance(cell, Text) else Text(shown(cell)) for cell in row))
     return made
@@ -107,6 +111,11 @@ def shown(value: object) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     return str(value)
+
+
+def plural(number: int, word: str) -> str:
+    """A number and its noun: `1 item`, `2,000 items`."""
+    return f"{number:,} {word}{'' if number == 1 else 's'}"
 
 
 STYLES = {

@@ -16,11 +16,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
+from ..settings import variable
 from .failures import MISUSED, CommandError
 
+METRICS_PORT = variable("metrics_port")
 _LARGEST_LOG = 8 * 1024 * 1024
 _SETTLED = 60.0
 """Seconds after which a worker's death no longer counts towards giving it up."""
@@ -128,13 +132,20 @@ class Crew:
                     sys.executable, "-m", "remand_workers.cli", "worker", "--lifeline",
                     "--name", f"remand-{os.getpid()}-{member.number}", *self._arguments,
                 ],
-                stdin=theirs,
+                stdin=theirs.fileno(),
                 stdout=log,
                 stderr=log,
-                env=self._environment,
+                env=self._environment_of(member),
                 start_new_session=True,  # Ctrl-C is for the command, which tells them gently.
             )  # fmt: skip
         member.line, member.ready, member.started = ours, False, time.monotonic()
+
+    def _environment_of(self, member: _Member) -> dict[str, str]:
+        """Its own metrics port: the first worker has the one that is set, the next ones those after it."""
+        port = int(self._environment.get(METRICS_PORT) or 0)
+        if not port:
+            return self._environment
+        return {**self._environment, METRICS_PORT: str(port + member.number - 1)}
 
     def _listen(self, member: _Member) -> None:
         if member.line is None or member.ready:
@@ -162,7 +173,9 @@ class Crew:
             or member.false_starts >= _MOST_FALSE_STARTS
         )
         if member.given_up:
-            self._tell(f"worker {member.number} ended ({how}) and is not started again; see {str(member.log)!r}")
+            self._tell(
+                f"worker {member.number} ended ({how}) and is not started again; see {str(member.log)!r}"
+            )
         else:
             pause = min(0.25 * 2 ** (member.deaths - 1), _LONGEST_PAUSE)
             member.again_at = now + pause
@@ -180,13 +193,11 @@ def _how(returncode: int) -> str:
 
 def _kill_group(pid: int) -> None:
     """End a process that leads its own session, and everything in it. It may be gone already."""
-    from contextlib import suppress
-
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
 
 
-def _log(path: Path) -> socket.socket | object:
+def _log(path: Path) -> BinaryIO:
     too_large = path.exists() and path.stat().st_size > _LARGEST_LOG
     return open(path, "wb" if too_large else "ab")
 
@@ -214,8 +225,6 @@ def hold_lifeline() -> Callable[[], None]:
     threading.Thread(target=watch, name="remand-lifeline", daemon=True).start()
 
     def tell() -> None:
-        from contextlib import suppress
-
         with suppress(OSError):  # Nobody hears it: the thread above is about to end this process.
             line.send(b"+")
 

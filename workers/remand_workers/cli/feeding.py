@@ -122,7 +122,9 @@ class Feeder(threading.Thread):
     that everything was read; `error` is what ended it early.
     """
 
-    def __init__(self, client: Client, run: Run, lines: Lines, key: str | None, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, client: Client, run: Run, lines: Lines, key: str | None, tell: Callable[[str], None]
+    ) -> None:
         super().__init__(name="remand-feeder", daemon=True)
         self._client, self._run, self._lines, self._key, self._tell = client, run, lines, key, tell
         self._stopped = threading.Event()

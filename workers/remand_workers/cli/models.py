@@ -1,4 +1,4 @@
-"""Whether the model's server answers, asked before a run begins, so that a wrong address costs one message, not a run."""
+"""Whether the model's server answers: asked before a run begins, so that a wrong address costs one message."""
 
 from __future__ import annotations
 

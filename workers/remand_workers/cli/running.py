@@ -22,7 +22,8 @@ from remand_tasks.state.queries import Progress, exit_status
 from ..client import Client, Run
 from ..embedded import Embedded
 from ..settings import Settings
-from .console import err, say, warn, write_json
+from .console import err, plural, say, warn, write_json, write_line
+from .context import attached, ledger, run_named
 from .crew import Crew
 from .failures import DEGRADED, FAILED, INTERRUPTED, CommandError, UsageError
 from .feeding import Feeder, Lines
@@ -106,8 +107,6 @@ def run(settings: Settings, target: str, order: Order) -> int:
 
 def resume(settings: Settings, run_id: str, order: Order, *, close_input: bool) -> int:
     """`remand resume`: another round for what is unfinished, and the rest of the input. The exit status."""
-    from .context import ledger, run_named
-
     with ledger(settings) as queries:
         found = run_named(queries, run_id)
     pipeline = load(found.target)
@@ -125,12 +124,35 @@ def resume(settings: Settings, run_id: str, order: Order, *, close_input: bool) 
         if not work.until_settled():
             return work.interrupted()
         again = work.run.resume()
-        say_quietly(order, f"run {found.id}: {again:,} unfinished items get another round")
+        say_quietly(order, f"run {found.id}: {plural(again, 'unfinished item')} to be done again")
         if lines is not None:
             work.feed(lines, found.key_path)
         elif close_input:
             work.client.submissions.input_done(found.id)
         return work.until_done()
+
+
+def submit(settings: Settings, target: str, order: Order, *, wait: bool) -> int:
+    """`remand submit`: feed a run to what runs already, and print its id. The exit status."""
+    pipeline = load(target)
+    if order.input is None:
+        raise UsageError("name the input: --input FILE.jsonl, or --input - for standard input")
+    with ExitStack() as stack:
+        settings = attached(settings, stack)
+        lines = Lines(order.input)
+        _say_worst_case(pipeline, lines.count(), quiet=order.quiet)
+        if not lines.first():
+            raise UsageError("the input is empty: it has no line that is not blank")
+        with _Work(settings, order, target, pipeline, Output(None)) as work:
+            work.run = work.client.begin(
+                target, key=order.key, run_id=order.run_id, window=order.window, reuse=order.reuse
+            )
+            if not order.json:
+                write_line(work.run.id)
+            work.feed(lines, order.key)
+            if wait:
+                return work.until_done()
+            return work.until_fed()
 
 
 def up(settings: Settings, pipelines: list[str]) -> int:
@@ -149,10 +171,14 @@ def up(settings: Settings, pipelines: list[str]) -> int:
         crew = _crew(settings, pipelines)
         stack.callback(crew.kill)
         crew.start()
-        say(f"workers    {len(crew)}, each {settings.concurrency} steps at once ({settings.pool}); logs beside them")
+        say(
+            f"workers    {len(crew)}, each {settings.concurrency} steps at once ({settings.pool}); logs beside them"
+        )
         say(f"ledger     {_shown_url(settings.ledger_url)}")
         say(f"broker     {_shown_url(settings.broker_url)}")
-        say("In this folder, in another terminal: `remand submit`, `remand status`, `remand flower`. Ctrl-C ends it.")
+        say(
+            "In this folder, in another terminal: `remand submit`, `remand status`, `remand flower`. Ctrl-C ends it."
+        )
         announced = False
         while not signals.event.wait(0.25):
             crew.look()
@@ -172,7 +198,9 @@ class _Work:
 
     run: Run
 
-    def __init__(self, settings: Settings, order: Order, target: str, pipeline: Pipeline, output: Output) -> None:
+    def __init__(
+        self, settings: Settings, order: Order, target: str, pipeline: Pipeline, output: Output
+    ) -> None:
         self._settings, self._order, self._target = settings, order, target
         self._pipeline, self._output = pipeline, output
         self._stack = ExitStack()
@@ -199,7 +227,7 @@ class _Work:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         begun = hasattr(self, "run")
         try:
             self._stack.close()
@@ -208,7 +236,6 @@ class _Work:
                 say(f"The run can go on: {self._resume_command()}")
         if isinstance(error, KeyboardInterrupt):
             raise SystemExit(INTERRUPTED) from None
-        return False
 
     def feed(self, lines: Lines, key: str | None) -> None:
         """Begin to read the input."""
@@ -217,10 +244,8 @@ class _Work:
 
     def until_settled(self) -> bool:
         """Wait until a run that was failing or being cancelled has ended. False where that was interrupted."""
-        for progress in self._looks():
-            if progress.run.status not in (RunStatus.FAILING, RunStatus.CANCELLING):
-                return True
-        return False
+        ending = (RunStatus.FAILING, RunStatus.CANCELLING)
+        return any(progress.run.status not in ending for progress in self._looks())
 
     def until_done(self) -> int:
         """Watch the run until it has ended or is interrupted. The exit status."""
@@ -233,16 +258,34 @@ class _Work:
                 return self._done(progress)
         return self.interrupted()
 
+    def until_fed(self) -> int:
+        """Wait until the input was read. The exit status."""
+        feeder = self._feeder
+        assert feeder is not None
+        while feeder.is_alive():
+            if self._signals.event.wait(_LOOK):
+                return self.interrupted()
+        if feeder.error is not None:
+            raise feeder.error
+        if self._order.json:
+            write_json({"run": self.run.id, "items": feeder.new, "lines_left_out": feeder.bad})
+        say_quietly(self._order, f"{plural(feeder.new, 'new item')}; watch: `remand status {self.run.id} -w`")
+        return DEGRADED if feeder.bad else 0
+
     def interrupted(self) -> int:
         """End in order what was begun: reading, workers, output."""
-        say("stopping: workers finish what they hold; Ctrl-C again ends them at once")
+        if self._crew is not None:
+            say("stopping: workers finish what they hold; Ctrl-C again ends them at once")
         if self._feeder is not None:
             self._feeder.stop()
         if self._crew is not None:
             self._crew.stop(_patience(self._pipeline, self._settings))
         self._output.advance(self.client.queries, self.run.id, len(self._pipeline.stages))
         self._tell_partial()
-        say(f"Interrupted. The run can go on: {self._resume_command()}")
+        if self._crew is None and (self._feeder is None or self._feeder.finished):
+            say(f"No longer watching. The run goes on: remand status {self.run.id} --watch")
+        else:
+            say(f"Interrupted. The run can go on: {self._resume_command()}")
         return INTERRUPTED
 
     def _looks(self) -> Iterator[Progress]:
@@ -333,13 +376,13 @@ def _say_worst_case(pipeline: Pipeline, items: int | None, *, quiet: bool) -> No
     if quiet:
         return
     worst = pipeline.worst_case()
-    calls = ", ".join(f"{calls:,} calls of {name}" for name, calls in worst.validator_calls.items())
-    say(f"at worst, an item: {worst.generations:,} generations{', ' + calls if calls else ''}")
-    if items:
-        every = ", ".join(f"{calls * items:,} calls of {name}" for name, calls in worst.validator_calls.items())
-        say(
-            f"at worst, all {items:,} items: {worst.generations * items:,} generations{', ' + every if every else ''}"
-        )
+    for times, of in ((1, "an item"), (items or 0, f"all {plural(items or 0, 'item')}")):
+        if times:
+            parts = [plural(worst.generations * times, "generation")]
+            parts += [
+                f"{plural(calls * times, 'call')} of {name}" for name, calls in worst.validator_calls.items()
+            ]
+            say(f"at worst, {of}: {', '.join(parts)}")
 
 
 def say_quietly(order: Order, text: str) -> None:

@@ -15,13 +15,13 @@ from rich.text import Text
 from remand_policy import Status
 from remand_tasks.state.queries import Progress
 
-from .console import coloured, err, say, shown, table
+from .console import coloured, err, plural, say, shown
 
 _BETWEEN_LINES = 10.0
 
 
 def counts(progress: Progress) -> list[tuple[str, int]]:
-    """What is counted, under the names people see. Undetermined verdicts stand by themselves: they are no rejections."""
+    """What is counted, under the names people see. Undetermined verdicts are no rejections and stand apart."""
     return [
         *((status.value, progress.end(status)) for status in Status),
         ("set aside", progress.quarantined),
@@ -129,7 +129,6 @@ def clock(seconds: float) -> str:
 
 def _line(progress: Progress, bad: int) -> str:
     parts = [f"{number:,} {name}" for name, number in [*counts(progress), ("lines left out", bad)] if number]
-    return f"{progress.closed:,} of {progress.total:,} items: {', '.join(parts) or 'none has ended yet'}"
-
-
-__all__ = ["View", "clock", "counts", "summary", "table"]
+    return (
+        f"{progress.closed:,} of {plural(progress.total, 'item')}: {', '.join(parts) or 'none has ended yet'}"
+    )
