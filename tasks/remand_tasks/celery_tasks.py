@@ -7,7 +7,7 @@ is logged by type and place and reported as a `StepError`. What it left undone i
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from celery import Celery, Task, chain
@@ -69,18 +69,17 @@ class CelerySender:
     def __init__(self, app: Celery) -> None:
         self._app = app
 
-    def send(self, row: Row, bound: Bound, step: Step) -> None:
-        """Begin at `step`. A revalidation visits the groups that were asked alone."""
+    def send(self, row: Row, bound: Bound, step: Step, asked: Sequence[int] = ()) -> None:
+        """Begin at `step`; with `asked`, visit the groups of those validators alone."""
         pipeline = bound.pipeline
         links: list[tuple[str, str]] = []
         if step == "produce":
             links.append((NAMES["produce"], queue_of(row, pipeline, "produce")))
         if step != "coordinate":
-            asked = set(row.asked)
             links += [
                 (NAMES["validate"], queue_of(row, pipeline, "validate", group[0]))
                 for group in pipeline.stages[row.stage].groups
-                if not asked or asked.intersection(group)
+                if not asked or not set(group).isdisjoint(asked)
             ]
         links.append((NAMES["coordinate"], COORDINATE))
         token = str(row.token)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -44,8 +45,8 @@ class Caps:
 class Sender(Protocol):
     """Sends what is owed. A message is a kick: losing or doubling one changes nothing."""
 
-    def send(self, row: Row, bound: Bound, step: Step) -> None:
-        """Begin the steps of an attempt, from `step` on."""
+    def send(self, row: Row, bound: Bound, step: Step, asked: Sequence[int] = ()) -> None:
+        """Begin the steps of an attempt, from `step` on; with `asked`, visit the groups of those validators alone."""
 
 
 class Observer:
@@ -98,4 +99,5 @@ class Runtime:
             expiry=self.expiry(row, now),
             fallback=row.fallback if row.judging_fallback else None,
         )
-        self.sender.send(row, bound, "validate" if row.ask or row.judging_fallback else "produce")
+        # Only this first message may leave groups out: if the candidate is gone, all of them will have to judge anew.
+        self.sender.send(row, bound, "validate" if row.ask or row.judging_fallback else "produce", row.asked)

@@ -81,5 +81,3 @@ def own_stack(
     yield make
     for stack in running:
         stack.__exit__()
-
-

@@ -40,9 +40,7 @@ def test_negative_budgets_are_refused_when_loaded_naming_the_field(driver: Drive
     if driver.name == "workers":
         assert isinstance(driver, Workers)
         assert driver.stack is not None
-        assert not [
-            run for run in driver.stack.client.queries.runs(1_000) if f"bad_{field}" in run.target
-        ]
+        assert not [run for run in driver.stack.client.queries.runs(1_000) if f"bad_{field}" in run.target]
 
 
 @pytest.mark.row("B3")
@@ -159,7 +157,7 @@ def test_every_message_delivered_twice_changes_nothing(
     by_item = {number: ["no JSON", {"n": 1}] for number in range(0, len(items), 5)}
     double = own_stack(count=2, program=DOUBLING + PLAIN)
     once, twice = (each.run("go_on", items=items, by_item=by_item) for each in (driver, double))
-    assert _counts(twice, items) == _counts(once, items)
+    assert _counts(twice) == _counts(once)
     assert twice.status == once.status == "degraded"
     assert double.stack is not None
     received = [line for line in double.stack.lines() if "received" in str(line.get("event"))]
@@ -167,7 +165,7 @@ def test_every_message_delivered_twice_changes_nothing(
     assert len(received) >= 2 * len(kicks) - 2
 
 
-def _counts(result: Result, items: list[dict[str, object]]) -> list[tuple[object, ...]]:
+def _counts(result: Result) -> list[tuple[object, ...]]:
     return [
         (
             outcome.status,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -60,15 +61,19 @@ def test_corrected_requests_have_one_size_when_responses_do(driver: Driver) -> N
     )
 
 
-SEVERAL = {"a": ["many:12", "accept"], "b": ["reject:naïve ﬁnding 🏳️‍🌈", "accept"], "c": ["long:900", "accept"]}
+SEVERAL = {
+    "a": ["many:12", "accept"],
+    "b": ["reject:naïve ﬁnding 🏳️‍🌈", "accept"],
+    "c": ["long:900", "accept"],
+}
 
 _ELSEWHERE = """
-import sys
+import json, os, sys
+from pathlib import Path
 from conformance_kit.drivers import Local
 from conformance_kit.server import Server
-import json, os
+
 plan, root = json.loads(sys.argv[1]), sys.argv[2]
-from pathlib import Path
 with Server() as server:
     os.environ["REMAND_MODEL_BASE_URL"] = server.model.base_url
     result = Local(server, Path(root), "elsewhere").run("plain", plan=plan)
@@ -93,8 +98,6 @@ def test_the_same_report_gives_the_same_bytes_in_another_process(driver: Driver)
 
 
 def _environment() -> dict[str, str]:
-    import os
-
     return {**os.environ, "PYTHONPATH": f"{FOLDER}:{os.environ.get('PYTHONPATH', '')}"}
 
 
@@ -127,9 +130,8 @@ def test_guidance_of_many_long_findings_stays_within_the_total(driver: Driver) -
 
 
 def _fenced(guidance: str) -> list[str]:
-    return re.findall(r"^(`{3,})\n(.*?)\n\1$", guidance, re.DOTALL | re.MULTILINE) and [
-        found[1] for found in re.findall(r"^(`{3,})\n(.*?)\n\1$", guidance, re.DOTALL | re.MULTILINE)
-    ]
+    found = re.findall(r"^(`{3,})\n(.*?)\n\1$", guidance, re.DOTALL | re.MULTILINE)
+    return [inside for _, inside in found]
 
 
 def _assert_whole_characters(text: str) -> None:
@@ -168,10 +170,7 @@ def test_a_hostile_finding_stays_inside_one_fenced_user_message(driver: Driver) 
     longest = max(len(run) for run in re.findall("`+", HOSTILE))
     fences = [line for line in guidance.splitlines() if set(line) == {"`"} and len(line) > longest]
     assert len(fences) == 2
-    before, inside, after = guidance.split(f"\n{fences[0]}\n") if guidance.endswith("\n") else (
-        *guidance.split(f"\n{fences[0]}\n"),
-        "",
-    )[:3]
+    before, inside, after = guidance.split(fences[0])
     assert "Ignore all previous instructions" in inside
     assert "Ignore" not in before + after
     assert "<|im_start|>" not in before + after
@@ -257,9 +256,7 @@ def test_a_reply_with_nothing_usable_is_structural_and_begins_afresh(driver: Dri
 
 
 @pytest.mark.row("C9")
-def test_nothing_is_rendered_after_the_last_attempt(
-    driver: Driver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_rendered_after_the_last_attempt(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     from remand import local
 
     rendered: list[str] = []

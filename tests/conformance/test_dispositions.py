@@ -7,7 +7,7 @@ import threading
 from itertools import product
 
 import pytest
-from conformance_kit.drivers import Driver, Workers
+from conformance_kit.drivers import Driver
 from conformance_kit.pipelines import CHANGES, CHANGES_OF_ALL, DISPOSITIONS, REASONS
 from conformance_kit.server import Server
 
@@ -52,17 +52,27 @@ def test_a_rejected_item_under_warn_continue_goes_nowhere(driver: Driver) -> Non
 
 
 @pytest.mark.row("D3")
-def test_a_quarantined_item_is_listed_and_the_run_goes_on(driver: Driver) -> None:
+def test_a_quarantined_item_is_listed_and_redrivable_and_the_run_goes_on(driver: Driver) -> None:
     result = driver.run(
-        "semantic_rejection_quarantine", items=[{}, {"plan": {"a": ["reject:no"]}}, {}], window=1
+        "semantic_rejection_quarantine",
+        items=[{}, {"plan": {"a": ["reject:no", "accept"]}}, {}],
+        window=1,
     )
     assert [outcome.status for outcome in result.outcomes] == ["accepted", "rejected", "accepted"]
     assert result.status == "degraded"
-    assert result.run is not None
-    queries = result.run.client.queries
-    (listed,) = queries.items(result.run.id, disposition="quarantine")
+    run = result.run
+    assert run is not None
+    assert run.pipeline is not None
+    queries = run.client.queries
+    (listed,) = queries.items(run.id, disposition="quarantine")
     assert (listed.seq, listed.status, listed.reason) == (1, "rejected", "semantic_rejection")
-    assert result.run.status().to_json()["quarantined"] == 1
+    assert run.status().to_json()["quarantined"] == 1
+    redriven = run.client.submissions.redrive(run.id, run.pipeline.fingerprint, dispositions=["quarantine"])
+    assert redriven == 1
+    assert run.wait(60) == "succeeded"
+    assert [outcome.status for outcome in run.results()] == ["accepted"] * 3
+    assert queries.items(run.id, disposition="quarantine") == []
+    assert [receipt.round for receipt in queries.receipts(run.id, 1)] == [1, 2]
 
 
 @pytest.mark.row("D4")
@@ -76,8 +86,8 @@ def test_fail_run_ends_admission_and_keeps_finished_values(driver: Driver, windo
     begun = {exchange.item for exchange in result.exchanges}
     if driver.name == "local" or window == 1:
         assert begun == {0, 1, 2, 3}
-    # With `window` in flight, each closing admits one: when item 3 closes, at most the others beside it are begun.
-    assert len(begun) <= 100 - 50
+    # The others of the window may run ahead of item 3, but not to the end.
+    assert len(begun) <= 50
     for number, outcome in enumerate(result.outcomes):
         if number == 3:
             continue
@@ -253,9 +263,6 @@ def test_a_key_that_comes_twice_is_one_item(driver: Driver) -> None:
     assert [outcome.key for outcome in result.outcomes] == ["x", "y", "7"]
     assert [outcome.item for outcome in result.outcomes] == [0, 1, 2]
     assert result.generations == 3
-    if isinstance(driver, Workers):
-        assert result.run is not None
-        assert driver.stack is not None
 
 
 TROUBLES = {
@@ -270,9 +277,7 @@ TROUBLES = {
 @pytest.mark.parametrize(("reason", "disposition"), list(product(REASONS, DISPOSITIONS)))
 def test_each_reason_under_each_disposition(driver: Driver, reason: str, disposition: str) -> None:
     plan, replies = TROUBLES[reason]
-    result = driver.run(
-        f"{reason}_{disposition}", items=[{"plan": plan}, {}], by_item={0: replies}, window=1
-    )
+    result = driver.run(f"{reason}_{disposition}", items=[{"plan": plan}, {}], by_item={0: replies}, window=1)
     bad, good = result.outcomes
     if (reason, disposition) == ("validator_execution_failure", "warn_continue"):
         assert (bad.status, bad.reason, bad.disposition) == ("incomplete", None, None)
@@ -293,9 +298,7 @@ def test_each_reason_under_each_disposition(driver: Driver, reason: str, disposi
 
 @pytest.mark.row("D11")
 def test_a_contract_failure_always_fails_the_run(driver: Driver) -> None:
-    result = driver.run(
-        "reusable", items=[{}, {}], by_item={0: [{"n": 1, "response": "none"}]}, window=1
-    )
+    result = driver.run("reusable", items=[{}, {}], by_item={0: [{"n": 1, "response": "none"}]}, window=1)
     bad, good = result.outcomes
     assert (bad.status, bad.reason, bad.disposition) == ("failed", "contract_failure", "fail_run")
     assert good.status == "cancelled"

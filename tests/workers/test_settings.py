@@ -70,7 +70,6 @@ def test_spans_of_time_are_plain_seconds(monkeypatch: pytest.MonkeyPatch, text: 
         ),
         ("REMAND_FLOWER_PORT", "70000", "REMAND_FLOWER_PORT: must be at most 65535"),
         ("REMAND_FLOWER_AUTH", SECRET, "REMAND_FLOWER_AUTH: must be `user:password`"),
-        ("REMAND_BACKOFF_CAP", "0.5", "REMAND_BACKOFF_CAP: must be at least REMAND_BACKOFF_BASE"),
         (
             "REMAND_DISPATCH_LEASE_MAX",
             "1",

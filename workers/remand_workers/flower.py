@@ -63,7 +63,7 @@ def configure(settings: Settings) -> OptionParser:
         )
     options.address = settings.flower_address
     options.port = settings.flower_port
-    options.basic_auth = [auth] if auth else None
+    options.basic_auth = [auth] if auth else []
     options.format_task = format_task
     options.tasks_columns = _COLUMNS
     options.max_tasks = MOST_TASKS

@@ -196,11 +196,12 @@ _OTHER_ALONE: Select[Any] = (
     .where(text("alone = 1"), items.c.state == "in_flight")
     .limit(1)
 )
-_UNENDED = select(*_RUN_COLUMNS).where(runs.c.ended_at.is_(None)).order_by(runs.c.created_at)
+# Not sorted here: asked for an order, SQLite walks every run that ever was instead of the index of open ones.
+_UNENDED = select(*_RUN_COLUMNS).where(runs.c.ended_at.is_(None))
+# In any order: in that of `seq`, SQLite would walk the run's closed rows once for each batch.
 _TO_CANCEL = (
     select(*_ITEM_COLUMNS)
     .where(items.c.run_id == bindparam("run_id"), items.c.state.in_(("pending", "waiting")))
-    .order_by(items.c.seq)
     .limit(bindparam("limit"))
 )
 _ANY_UNCLOSED: Select[Any] = (
@@ -249,7 +250,8 @@ class Ledger:
     def unended(self) -> list[RunInfo]:
         """Runs that have not ended, oldest first."""
         with self.database.read() as connection:
-            return [run_of(found) for found in connection.execute(_UNENDED).mappings()]
+            found = [run_of(mapping) for mapping in connection.execute(_UNENDED).mappings()]
+        return sorted(found, key=lambda run: run.created_at)
 
     def execution(self, run_id: str, seq: int) -> Execution | None:
         """An item with its run, without any payload."""

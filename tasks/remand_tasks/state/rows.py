@@ -168,6 +168,8 @@ def count(row: Row, report: Report, facts: Facts) -> Row:
 def apply(row: Row, decision: Decision, report: Report, facts: Facts, timing: Timing) -> Row:
     """The row after `decision`. Its epoch rises by one whatever was decided; nothing of a former epoch fits any more.
 
+    A suspect that is `alone` stays so until it leaves the stage: it has no recovery left to lose beside another one.
+
     An advance leaves `stage` at the next stage, in flight; the caller closes the row instead when there is none.
     """
     item = after(row.item(timing.now), decision, report)
@@ -176,7 +178,6 @@ def apply(row: Row, decision: Decision, report: Report, facts: Facts, timing: Ti
         epoch=row.epoch + 1,
         kicks=0,
         ask="",
-        alone=0,
         recoveries=item.recoveries,
         reopens=item.reopens,
         throttles=item.throttles,
@@ -244,6 +245,7 @@ def enter_stage(row: Row, stage: int, now: float, deadline: float) -> Row:
         attempt=1,
         attempts=row.attempts + 1,
         since=row.epoch,
+        alone=0,
         recoveries=0,
         reopens=0,
         throttles=0,

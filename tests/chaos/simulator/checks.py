@@ -99,7 +99,7 @@ class CheckedWorld(World):
         verdict = self.dice.choices(("accepted", "rejected", "undetermined"), (6, 2, 2))[0]
         self.tell("JUDGE", index, "candidate", number, "->", verdict)
         self.yield_to_others("call")
-        self.said[number][index].append(verdict)
+        self.current().judged = (number, index, verdict)
         if verdict == "undetermined":
             raise ValueError
         return accept() if verdict == "accepted" else reject("no")
@@ -119,13 +119,20 @@ class CheckedWorld(World):
         for row in self.rows:
             if self.redis.hashes.get(record_key(RUN, row["seq"]).encode()):
                 self.credits[row["seq"]] += 1
+            if row["fallback"] and kind != "flush_records":
+                self.credits[row["seq"]] += 1
             self.losses[row["seq"]] += 1
         super().flush(kind)
 
     def on_record(self, key: bytes, field: bytes, value: bytes) -> None:
         """A record's field is written: a condemned production is a loss, and an extra generation is then allowed."""
-        if field == b"p" and value in (b"lost",):
-            seq = int(key.rsplit(b"/", 1)[1].rstrip(b"}"))
+        seq = int(key.rsplit(b"/", 1)[1].rstrip(b"}"))
+        if field[:1] == b"v" and value in (b"accepted", b"rejected"):
+            number, index, verdict = self.current().judged
+            if (index, verdict) != (int(field[1:]), value.decode()) or self.candidates[number][0] != seq:
+                raise Violation("a verdict nobody gave")
+            self.said[number][index].append(verdict)
+        if field == b"p" and value == b"lost":
             if self.tell("condemned", seq) is None and not self._dead(seq):
                 self.losses[seq] += 1
                 self.credits[seq] += 1

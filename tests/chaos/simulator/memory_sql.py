@@ -128,6 +128,8 @@ class MemoryDatabase:
     """Tables as lists of rows. `before` is called ahead of every transaction, so that others may run."""
 
     sqlite = True
+    unguarded: frozenset[str] | set[str] = frozenset()
+    """Bind parameters whose guards a rule that is taken out removes."""
 
     def __init__(self, before: Callable[[str], None]) -> None:
         self._before = before
@@ -135,8 +137,6 @@ class MemoryDatabase:
         self._compiled: dict[int, tuple[Any, Any]] = _COMPILED
         self._shapes: dict[int, tuple[Any, _Shape]] = _SHAPES
         self._assignments: dict[int, tuple[Any, dict[str, Predicate]]] = _ASSIGNMENTS
-        self.unguarded: set[str] = set()
-        """Bind parameters whose guards a mutation takes out."""
         self.watch: Callable[[Mapping[str, Any] | None, Mapping[str, Any]], None] = lambda before, after: None
         self.watch_value: Callable[[Mapping[str, Any], int, Any], None] = lambda row, stage, value: None
         self._changed: list[tuple[dict[str, Any] | None, dict[str, Any]]] = []
@@ -195,11 +195,11 @@ class MemoryDatabase:
         return self._select(statement, given)
 
     def _where(self, statement: Any) -> Predicate:
+        if self.unguarded and isinstance(statement, dml.Update):
+            return compile_expression(_without(statement.whereclause, self.unguarded))
         found = self._compiled.get(id(statement))
         if found is None or found[0] is not statement:
             clause = statement.whereclause
-            if self.unguarded and isinstance(statement, dml.Update) and clause is not None:
-                clause = _without(clause, self.unguarded)
             found = self._compiled[id(statement)] = (statement, compile_expression(clause))
         return found[1]
 
@@ -315,8 +315,10 @@ def _default(column: Any) -> Any:
     return int(column.server_default.arg) if column.server_default is not None else None
 
 
-def _without(clause: Any, names: set[str]) -> Any:
+def _without(clause: Any, names: Any) -> Any:
     """`clause` without the comparisons with these bind parameters."""
+    if not isinstance(clause, elements.BooleanClauseList):
+        return clause
     kept = [
         part
         for part in clause.clauses

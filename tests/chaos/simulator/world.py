@@ -11,7 +11,7 @@ import functools
 import json
 import logging
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -119,6 +119,8 @@ class Process:
     claims: set[tuple[Token, str, int | None]] = field(default_factory=set)
     paid: int | None = None
     """The item for which it called the model and has not published."""
+    judged: tuple[int, int, str] = (0, -1, "")
+    """The last judgement: candidate, validator, verdict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,14 +293,13 @@ class World:
         here = getcurrent()
         return next(process for process in self.processes if process.greenlet is here)
 
-    def send(self, row: Row, bound: Bound, step: Step) -> None:
+    def send(self, row: Row, bound: Bound, step: Step, asked: Sequence[int] = ()) -> None:
         """The product's sender, on this broker."""
         self.yield_to_others("send")
         links: list[tuple[str, str | None]] = [("produce", None)] if step == "produce" else []
         if step != "coordinate":
-            asked = set(row.asked)
             for group in bound.pipeline.stages[row.stage].groups:
-                if not asked or asked.intersection(group):
+                if not asked or not set(group).isdisjoint(asked):
                     queue = bound.pipeline.stages[row.stage].validators[group[0]].queue
                     links.append(("validate", "remand.alone" if row.alone else queue or "remand.validate"))
         links.append(("coordinate", None))

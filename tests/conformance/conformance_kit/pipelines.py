@@ -11,22 +11,28 @@ from unittest.mock import patch
 
 from pydantic import BaseModel
 
-from remand import SINGLE_RESPONSE_V1, Bounds, Pipeline, Policy, Stage
+from remand import Bounds, Pipeline, Policy, Stage
 from remand.llm import ChatJudge
 
-from .parts import PROMPT, A, B, C, Number, async_judge, chat, judge, module
+from .parts import PROMPT, A, B, C, async_judge, chat, judge, module
 
 BACKOFF = 0.05
 
 
-def one(*validators: Any, producer: Any = None, policy: Policy | None = None, **stage: Any) -> Pipeline:
+def one(
+    *validators: Any, producer: Any = None, policy: Policy | None = None, name: str = "one", **stage: Any
+) -> Pipeline:
     """A pipeline of one stage called `s`."""
     given = {"backoff": BACKOFF, **stage}
-    return Pipeline("one", version="1", stages=[Stage("s", producer or chat(), validators, **given)], policy=policy)
+    return Pipeline(
+        name, version="1", stages=[Stage("s", producer or chat(), validators, **given)], policy=policy
+    )
 
 
 # Three validators under different budgets and policies: most rows need no more.
 plain = one(A, B, C)
+counted_broken = one(A, B, C, retries=3, name="counted-broken")
+counted_rejecting = one(A, B, C, name="counted-rejecting")
 plain_0 = one(A, B, C, retries=0)
 plain_1 = one(A, B, C, retries=1)
 plain_3 = one(A, B, C, retries=3)
@@ -92,7 +98,9 @@ REASONS = ("structural_failure", "semantic_rejection", "validator_execution_fail
 DISPOSITIONS = ("fail_run", "warn_continue", "quarantine")
 
 for _reason, _disposition in product(REASONS, DISPOSITIONS):
-    globals()[f"{_reason}_{_disposition}"] = one(A, retries=0, policy=Policy(**{_reason: _disposition}))
+    globals()[f"{_reason}_{_disposition}"] = one(
+        A, retries=0, policy=Policy().override({_reason: _disposition})
+    )
 
 # --------------------------------------------------------------------- one change a variant of two stages
 
@@ -117,7 +125,7 @@ def _changed(place: str, what: str) -> Pipeline:
     def stage(name: str) -> Stage:
         change = what if name == place else ""
         chat_settings: dict[str, Any] = {"prompt": f"{PROMPT} Stage {name}.", "version": "1"}
-        chat_settings |= {
+        changes: dict[str, dict[str, Any]] = {
             "producer_version": {"version": "2"},
             "prompt": {"prompt": f"{PROMPT} Stage {name}!"},
             "system": {"system": "Be brief."},
@@ -127,13 +135,15 @@ def _changed(place: str, what: str) -> Pipeline:
             "seed": {"seed": 7},
             "repairs": {"repairs": 2},
             "correction": {"correction": None},
-        }.get(change, {})
+        }
+        chat_settings |= changes.get(change, {})
         first: dict[str, Any] = {"timeout": 30.0}
-        first |= {
+        changes = {
             "validator_version": {"version": "2"},
             "validator_budget": {"execution_retries": 2},
             "validator_description": {"description": "It says something else."},
-        }.get(change, {})
+        }
+        first |= changes.get(change, {})
         validators = [judge("renamed" if change == "validator_name" else "x", **first), judge("y")]
         if change == "validator_order":
             validators.reverse()
@@ -187,6 +197,3 @@ CHANGES_OF_ALL = ("bounds", "DECISION_VERSION", "RENDERER_VERSION", "SINGLE_RESP
 two_stages = _changed("", "")
 for _place, _what in [*product("st", CHANGES), *product(["all"], CHANGES_OF_ALL)]:
     globals()[f"{_place}_{_what}"] = _changed(_place, _what)
-
-assert SINGLE_RESPONSE_V1 != "other"
-assert Number is not Wider

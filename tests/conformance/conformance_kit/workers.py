@@ -6,9 +6,13 @@ import json
 import os
 import subprocess
 import sys
+import urllib.request
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
 
 from remand_workers.client import Client
 from remand_workers.embedded import Embedded
@@ -24,6 +28,7 @@ LEASES = {
     "REMAND_CONCURRENCY": "8",
     "REMAND_LOG_FORMAT": "json",
     "REMAND_LOG_LEVEL": "INFO",
+    "REMAND_METRICS_PORT": "0",
 }
 
 PLAIN = """
@@ -116,4 +121,19 @@ class Stack:
                 except ValueError:
                     record = None
                 found.append(record if isinstance(record, dict) else {"text": line})
+        return found
+
+    def counted(self, metric: str, pipeline: str, label: str) -> Counter[str]:
+        """What the metric `metric` counts for a pipeline in all workers, by the value of `label`."""
+        found: Counter[str] = Counter()
+        for line in self.lines():
+            said = str(line.get("event"))
+            if said.startswith("metrics are served on port "):
+                address = f"http://127.0.0.1:{said.rpartition(' ')[2]}/metrics"
+                with urllib.request.urlopen(address, timeout=10) as answered:
+                    text = answered.read().decode()
+                for family in text_string_to_metric_families(text):
+                    for sample in family.samples:
+                        if sample.name == metric and sample.labels.get("pipeline") == pipeline:
+                            found[sample.labels[label]] += int(sample.value)
         return found

@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 
 from .commands_work import Home, Json
-from .context import attached, read_settings
 from .program import finish
 
 
@@ -32,6 +31,7 @@ def doctor(
     json: Json = False,
 ) -> None:
     """Check everything that a run needs, and say of each part whether it is well and what to do if not."""
+    from .context import read_settings
     from .examination import examine
 
     finish(examine(read_settings(home=home), pipeline, json=json))
@@ -40,6 +40,7 @@ def doctor(
 def config(home: Home = None, json: Json = False) -> None:
     """Every setting, its value (secrets hidden), where the value came from, and what it is for."""
     from .console import table, write_json, write_table
+    from .context import read_settings
 
     rows = read_settings(home=home).shown()
     if json:
@@ -70,6 +71,7 @@ def migrate(home: Home = None) -> None:
 
     from ..embedded import ledger_url
     from .console import say
+    from .context import read_settings
 
     settings = read_settings(home=home)
     if settings.ledger_url is None and settings.embedded:
@@ -88,11 +90,14 @@ def migrate(home: Home = None) -> None:
 
 def flower(
     address: Annotated[
-        str | None, typer.Option("--address", help="Where to listen. Else REMAND_FLOWER_ADDRESS.")
+        str | None,
+        typer.Option("--address", metavar="ADDRESS", help="Where to listen. Else REMAND_FLOWER_ADDRESS."),
     ] = None,
     port: Annotated[
         int | None,
-        typer.Option("--port", min=0, max=65535, help="Else REMAND_FLOWER_PORT. 0 takes a free one."),
+        typer.Option(
+            "--port", metavar="N", min=0, max=65535, help="Else REMAND_FLOWER_PORT. 0 takes a free one."
+        ),
     ] = None,
     home: Home = None,
 ) -> None:
@@ -103,6 +108,7 @@ def flower(
     """
     from ..flower import run_flower
     from .console import say
+    from .context import attached, read_settings
 
     with ExitStack() as stack:
         settings = attached(read_settings(flower_address=address, flower_port=port, home=home), stack)

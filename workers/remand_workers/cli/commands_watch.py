@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from .commands_work import Home, Input, Json, Key, Model, Quiet, RunId, Target, Window
-from .context import ledger, read_settings, run_named
 from .program import finish
 
 MaybeRun = Annotated[
@@ -27,7 +26,9 @@ def submit(
     ] = False,
     run_id: Annotated[
         str | None,
-        typer.Option("--run-id", help="Name the run. Giving one that exists goes on feeding it."),
+        typer.Option(
+            "--run-id", metavar="ID", help="Name the run. Giving one that exists goes on feeding it."
+        ),
     ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Show progress until the run has ended.")] = False,
     model: Model = None,
@@ -41,6 +42,7 @@ def submit(
     `--run-id` again adds nothing twice.
     """
     from . import running
+    from .context import read_settings
 
     order = running.Order(
         input=input, output=None, key=key, window=window, reuse=not no_reuse, run_id=run_id,
@@ -56,7 +58,7 @@ def status(
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Go on showing it until the run has ended.")
     ] = False,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="Runs in the list.")] = 20,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, help="Runs in the list.")] = 20,
     home: Home = None,
     json: Json = False,
 ) -> None:
@@ -65,6 +67,7 @@ def status(
     With `--watch` the exit status is the run's.
     """
     from . import standing
+    from .context import ledger, read_settings, run_named
 
     with ledger(settings := read_settings(home=home)) as queries:
         if watch:
@@ -90,6 +93,7 @@ def show(
     `remand show ITEM` looks in the latest run. Codes and counts only, unless `--payload` asks for the data.
     """
     from . import stories
+    from .context import ledger, read_settings, run_named
 
     with ledger(read_settings(home=home)) as queries:
         found = run_named(queries, run if item is not None else None)
@@ -102,6 +106,7 @@ def results(
 ) -> None:
     """Outputs of a run as JSON lines, in input order, up to the first item that is still open."""
     from . import standing
+    from .context import ledger, read_settings, run_named
 
     with ledger(read_settings(home=home)) as queries:
         standing.results(queries, run_named(queries, run))
@@ -110,6 +115,7 @@ def results(
 def quarantine(run: MaybeRun = None, home: Home = None, json: Json = False) -> None:
     """Items that were set aside for a person, each with the reason."""
     from . import standing
+    from .context import ledger, read_settings, run_named
 
     with ledger(read_settings(home=home)) as queries:
         standing.quarantine(queries, run_named(queries, run), json=json)
@@ -118,6 +124,7 @@ def quarantine(run: MaybeRun = None, home: Home = None, json: Json = False) -> N
 def cancel(run: RunId, home: Home = None) -> None:
     """Stop a run: nothing more begins in it, what is in flight finishes. `remand resume` can go on with it."""
     from . import standing
+    from .context import ledger, read_settings, run_named
 
     with ledger(settings := read_settings(home=home)) as queries:
         standing.cancel(queries, settings, run_named(queries, run))

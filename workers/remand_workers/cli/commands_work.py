@@ -37,17 +37,22 @@ Key = Annotated[
 ]
 Window = Annotated[
     int | None,
-    typer.Option("--window", min=1, help="Items in flight or waiting at once. Else REMAND_WINDOW."),
+    typer.Option(
+        "--window", metavar="N", min=1, help="Items in flight or waiting at once. Else REMAND_WINDOW."
+    ),
 ]
 Workers = Annotated[
-    int | None, typer.Option("--workers", min=1, help="Worker processes to start. Else REMAND_WORKERS.")
+    int | None,
+    typer.Option("--workers", metavar="N", min=1, help="Worker processes to start. Else REMAND_WORKERS."),
 ]
 NoWorkers = Annotated[
     bool, typer.Option("--no-workers", help="Start no workers: others serve the broker that is named.")
 ]
 Concurrency = Annotated[
     int | None,
-    typer.Option("--concurrency", min=1, help="Steps at once in one worker. Else REMAND_CONCURRENCY."),
+    typer.Option(
+        "--concurrency", metavar="N", min=1, help="Steps at once in one worker. Else REMAND_CONCURRENCY."
+    ),
 ]
 Pool = Annotated[
     str | None,
@@ -61,7 +66,9 @@ Home = Annotated[
     Path | None,
     typer.Option("--home", help="Folder of embedded services. Else REMAND_HOME.", metavar="FOLDER"),
 ]
-Model = Annotated[str | None, typer.Option("--model", help="The model's name. Else REMAND_MODEL.")]
+Model = Annotated[
+    str | None, typer.Option("--model", metavar="NAME", help="The model's name. Else REMAND_MODEL.")
+]
 ModelUrl = Annotated[
     str | None,
     typer.Option("--model-base-url", metavar="URL", help="Its server. Else REMAND_MODEL_BASE_URL."),
@@ -99,7 +106,9 @@ def run(
     ] = False,
     run_id: Annotated[
         str | None,
-        typer.Option("--run-id", help="Name the run. Giving one that exists goes on feeding it."),
+        typer.Option(
+            "--run-id", metavar="ID", help="Name the run. Giving one that exists goes on feeding it."
+        ),
     ] = None,
     model: Model = None,
     model_base_url: ModelUrl = None,
@@ -174,11 +183,18 @@ def worker(
         typer.Option("--queues", metavar="A,B", help="The queues to serve, in place of a role's."),
     ] = None,
     role: Annotated[
-        Role, typer.Option("--role", help="What it does, and so which queues it serves.")
+        Role,
+        typer.Option(
+            "--role",
+            metavar="all|coordinator|producer|validator",
+            help="What it does, and so which queues it serves.",
+        ),
     ] = Role.ALL,
     concurrency: Concurrency = None,
     pool: Pool = None,
-    name: Annotated[str | None, typer.Option("--name", help="Its name in Flower and logs.")] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="NAME", help="Its name in Flower and logs.")
+    ] = None,
     pipeline: PipelineNames = None,
     home: Home = None,
     lifeline: Annotated[bool, typer.Option("--lifeline", hidden=True)] = False,
