@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 from celery import Celery, Task, chain
 from celery.app.amqp import AMQP
 from celery.exceptions import Ignore
+from celery.signals import task_success
 
 from remand.calls import place_of
 from remand.errors import RemandError
 
+from . import faults
+from .faults import point
 from .pipelines import Bound
 from .routing import COORDINATE, queue_of
 from .runtime import Runtime
@@ -54,6 +58,11 @@ class CleanAMQP(AMQP):
             message.sent_event["kwargs"] = "{}"
         return message
 
+    @cached_property
+    def send_task_message(self) -> Any:
+        """What publishes every task message of this application, links of chains included."""
+        return faults.sender(super().send_task_message)
+
     def _shown(self, arguments: Any) -> str:
         try:
             token = Token.parse(arguments[0])
@@ -87,7 +96,9 @@ class CelerySender:
             self._app.signature(name, args=(token,), immutable=True, options={"queue": queue})
             for name, queue in links
         ]
+        point("send.begun")
         (signatures[0] if len(signatures) == 1 else chain(*signatures)).apply_async()
+        point("send.done")
 
 
 def register(app: Celery, runtime: Callable[[], Runtime], bind: Callable[[Token | None], None]) -> None:
@@ -113,6 +124,7 @@ def register(app: Celery, runtime: Callable[[], Runtime], bind: Callable[[Token 
             raise StepError(step, place.type) from None
         finally:
             bind(None)
+        point("step.returned")
         if after is Next.STOP:
             task.request.chain = None
         elif after is Next.DECIDE and task.request.chain:
@@ -136,3 +148,11 @@ def register(app: Celery, runtime: Callable[[], Runtime], bind: Callable[[Token 
     def _coordinate(self: Task, *arguments: Any) -> None:
         """Aggregate, decide, commit, dispatch what is owed."""
         carry_out(self, "coordinate", arguments, coordinate.run)
+
+    if faults.armed():
+        # A chain goes on before this signal, and its message is acknowledged after it.
+        task_success.connect(_forwarded, weak=False)
+
+
+def _forwarded(**_: Any) -> None:
+    point("step.forwarded")

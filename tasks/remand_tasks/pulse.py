@@ -13,6 +13,7 @@ import time
 
 from redis.exceptions import RedisError
 
+from .faults import point
 from .pipelines import Bound
 from .runtime import Runtime
 from .state.rows import Row
@@ -65,14 +66,21 @@ class Pulse:
             bound = runtime.pipelines.of(run)
             if not run.running:
                 while runtime.ledger.cancel_rest(run.id, now, runtime.caps.cancelled_at_once):
-                    pass
+                    point("pulse.cancelled")
             elif bound is not None:
-                for owed in runtime.ledger.admit(run.id, bound.plan, now):
+                point("pulse.admitting")
+                admitted = runtime.ledger.admit(run.id, bound.plan, now)
+                if admitted:
+                    point("pulse.admitted")
+                for owed in admitted:
                     runtime.dispatch(owed, bound, now)
+            point("pulse.ending")
             ended = runtime.ledger.end_if_done(run.id, now)
             if ended is not None:
                 log.info("run %s ended: %s", run.id, ended.value)
+                point("pulse.ended")
                 runtime.vault.sweep(run.id)
+                point("pulse.swept")
         self.beats += 1
         self.last_beat = time.monotonic()
         return len(due)
@@ -96,7 +104,9 @@ class Pulse:
         """Look again later, each time twice as late: waiting in a queue is no loss."""
         times = self._runtime.times
         later = min(times.dispatch_lease * 2.0 ** min(row.kicks + 1, 16), times.dispatch_longest)
-        return self._runtime.ledger.push(row, now + later, row.kicks + 1)
+        pushed = self._runtime.ledger.push(row, now + later, row.kicks + 1)
+        point("pulse.pushed")
+        return pushed
 
     def _look(self, row: Row, now: float) -> None:
         runtime = self._runtime
@@ -109,9 +119,12 @@ class Pulse:
         if row.state == "waiting":
             woken = runtime.ledger.wake(row, now)
             if woken is not None:
+                point("pulse.woken")
                 runtime.dispatch(woken, bound, now)
             return
+        point("pulse.begun")
         look = runtime.attempts.condemn(row.token, running=run.running)
+        point("pulse.condemned")
         match look.state:
             case "complete":
                 if look.starts >= runtime.caps.starts:

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import redis
 
+from .faults import point
 from .pipelines import Bound, Pipelines
 from .renewal import Renewal
 from .state.attempts import Attempts
@@ -91,6 +92,7 @@ class Runtime:
     def dispatch(self, row: Row, bound: Bound, now: float) -> None:
         """Open the record of a row in flight and send its first step."""
         stage = bound.pipeline.stages[row.stage]
+        point("dispatch.opening")
         self.attempts.open(
             row.token,
             since=row.since,
@@ -99,5 +101,6 @@ class Runtime:
             expiry=self.expiry(row, now),
             fallback=row.fallback if row.judging_fallback else None,
         )
+        point("dispatch.opened")
         # Only this first message may leave groups out: if the candidate is gone, all of them will have to judge anew.
         self.sender.send(row, bound, "validate" if row.ask or row.judging_fallback else "produce", row.asked)

@@ -18,6 +18,7 @@ from conformance_kit.workers import FOLDER
 
 from remand.testing import Reply
 from remand_tasks.state.vault import vault_key
+from remand_workers.app import connect
 
 Messages = list[dict[str, Any]]
 
@@ -85,20 +86,19 @@ sys.stdout.buffer.write(result.requests()[1][-1]["content"].encode())
 def test_the_same_report_gives_the_same_bytes_in_another_process(driver: Driver) -> None:
     result = driver.run("plain", plan=SEVERAL)
     guidance = result.requests()[1][-1]["content"].encode()
-    for seed in ("11", "4242"):
-        other = subprocess.run(
-            [sys.executable, "-c", _ELSEWHERE, json.dumps(SEVERAL), str(result.folder / seed)],
-            env={**_environment(), "PYTHONHASHSEED": seed},
-            cwd=FOLDER,
-            capture_output=True,
-            check=True,
-            timeout=60,
-        )
-        assert other.stdout == guidance
+    other = subprocess.run(
+        [sys.executable, "-c", _ELSEWHERE, json.dumps(SEVERAL), str(result.folder / "elsewhere")],
+        env={**_environment(), "PYTHONHASHSEED": "4242"},
+        cwd=FOLDER,
+        capture_output=True,
+        check=True,
+        timeout=60,
+    )
+    assert other.stdout == guidance
 
 
 def _environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": f"{FOLDER}:{os.environ.get('PYTHONPATH', '')}"}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(FOLDER), os.environ.get("PYTHONPATH", "")])}
 
 
 @pytest.mark.row("C3")
@@ -286,7 +286,8 @@ def test_a_correction_that_expired_unread_begins_the_same_attempt_afresh(driver:
     while run.client.queries.items(run.id)[0].state != "waiting":
         assert time.monotonic() < until, "the item was not throttled in time"
         pause.wait(0.02)
-    assert run.client._redis.delete(vault_key(run.id, 0)) == 1
+    with connect(run.client.settings) as vault:
+        assert vault.delete(vault_key(run.id, 0)) == 1
     result = begun.finish()
     requests = result.requests()
     assert len(requests) == 3

@@ -103,7 +103,7 @@ def refused(build: Callable[[], object]) -> str:
         ({"backoff": 61}, "backoff must be a number of seconds from 0 to 60"),
         ({"backoff": True}, "backoff must be a number of seconds"),
     ],
-    ids=lambda value: str(value)[:40],
+    ids=lambda value: ",".join(value) if isinstance(value, dict) else value[:40],
 )  # fmt: skip
 def test_a_stage_is_refused_by_the_field_that_is_wrong(settings: dict[str, Any], problem: str) -> None:
     message = refused(lambda: a_stage(**settings))
@@ -130,7 +130,7 @@ def test_names_are_checked(name: Any) -> None:
         ({"policy": {"semantic_rejection": "quarantine"}}, "policy must be a Policy, not dict"),
         ({"bounds": 400}, "bounds must be Bounds, not int"),
     ],
-    ids=lambda value: str(value)[:40],
+    ids=lambda value: ",".join(value) if isinstance(value, dict) else value[:40],
 )
 def test_a_pipeline_is_refused_by_the_field_that_is_wrong(settings: dict[str, Any], problem: str) -> None:
     message = refused(lambda: a_pipeline(**settings))

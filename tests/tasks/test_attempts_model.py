@@ -1,19 +1,17 @@
-"""Attempts against a model of the protocol's table in plain Python: any order of steps, any age, any loss."""
+"""Attempts against a model of the protocol's table in plain Python: seeded walks of steps, delays and losses.
+
+Each step is compared by what it returned, by the record it left and by the vault it left. The weights keep a walk in
+the interesting states; a failure names its seed and its last steps.
+"""
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from typing import Any
 
+import pytest
 import redis
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
 
 from remand_tasks.state.attempts import Attempts, Held
 from remand_tasks.state.vault import record_key, vault_key
@@ -22,10 +20,9 @@ from remand_tasks.token import Token
 N = 2
 # Time moves in steps of 20 s, and every expiry lies 15 s beyond such a step: real milliseconds never matter.
 STEP, LEASE, HARD = 20, 35, 115
-VERDICTS = ("accepted", "rejected", "undetermined")
-epochs = st.sampled_from((0, 0, 0, 0, 0, 0, 0, 0, -1, 1))
-seldom = st.integers(0, 7).map(lambda drawn: drawn == 7)
-groups = st.sampled_from(((0,), (1,), (0, 1)))
+VERDICTS = ("accepted", "rejected", "undetermined", "undetermined")
+ENDS = ("candidate", "candidate", "candidate", "candidate", "throttled")
+GROUPS = ((0,), (1,), (0, 1), (0, 1))
 LOST = '{"code":"lost"}'
 
 
@@ -45,77 +42,103 @@ class Model:
         return self.p not in {"open", "claimed"}
 
 
-class Machine(RuleBasedStateMachine):
-    def __init__(self, client: redis.Redis) -> None:
-        super().__init__()
-        client.delete(record_key("r", 1), vault_key("r", 1))
-        self.client, self.attempts = client, Attempts(client)
+class Walk:
+    """One item, its ledger's epoch, and whoever comes along."""
+
+    def __init__(self, client: redis.Redis, seed: int) -> None:
+        self.client, self.attempts, self.random = client, Attempts(client), random.Random(seed)
         self.now, self.epoch, self.since, self.count = 0, 1, 1, 0
         self.model: Model | None = None
         self.vault: set[str] = set()
         self.owners = ["nobody"]
+        self.seen: Counter[str] = Counter()
 
-    def token(self, by: int = 0) -> Token:
-        return Token("r", 1, 1, 1, self.epoch + by)
+    def step(self) -> str:
+        """Take one step and compare."""
+        weights = {
+            self.opens: 2,
+            self.claims_production: 5,
+            self.publishes: 4,
+            self.claims_validators: 6,
+            self.gives_verdicts: 5,
+            self.renews: 4,
+            self.condemns: 3,
+            self.starts: 1,
+            self.time_passes: 3,
+            self.loses: 0.8,
+            self.keeps_an_old_candidate: 0.5,
+            self.closes: 0.3,
+        }
+        chosen = self.random.choices(list(weights), list(weights.values()))[0]
+        chosen()
+        self.agrees()
+        return chosen.__name__
 
-    def owner(self) -> str:
-        self.count += 1
-        self.owners.append(f"o{self.count}")
-        return self.owners[-1]
+    # who and what
 
-    def mine(self, by: int) -> Model | None:
-        return self.model if self.model is not None and self.model.epoch == self.epoch + by else None
-
-    def someone(self, data: st.DataObject) -> tuple[str, int | None]:
+    def anyone(self) -> tuple[str, int | None]:
         """An owner and what it holds: mostly one that really holds it."""
         held: list[tuple[str, int | None]] = []
         if self.model is not None:
             held = [(claim[0], i) for i, claim in self.model.held.items()]
             held += [(self.model.claim[0], None)] if self.model.claim else []
-        others = st.tuples(st.sampled_from(self.owners[-3:]), st.sampled_from((None, 0, 1)))
-        if held and data.draw(st.integers(0, 7)) < 7:
-            return data.draw(st.sampled_from(held))
-        return data.draw(others)
+        if held and self.random.random() < 0.8:
+            return self.random.choice(held)
+        return self.random.choice(self.owners[-4:]), self.random.choice((None, 0, 1))
 
-    @rule(
-        by=epochs,
-        moves=st.sampled_from(("on", "on", "new", "no")),
-        ask=st.sets(st.integers(0, N - 1)),
-        fallback=st.sampled_from((None, None, None, "cand.old")),
-    )
-    def opens(self, by: int, moves: str, ask: set[int], fallback: str | None) -> None:
-        """The ledger moves on, or to a new attempt, or not; and the record is opened."""
-        self.epoch += moves != "no"
-        if moves == "new":
+    def newcomer(self) -> str:
+        self.count += 1
+        self.owners.append(f"o{self.count}")
+        return self.owners[-1]
+
+    def token(self) -> tuple[Token, Model | None]:
+        """The ledger's token, seldom one too old or too new, and the record if it is of that epoch."""
+        epoch = self.epoch + self.random.choices((0, -1, 1), (12, 1, 1))[0]
+        mine = self.model is not None and self.model.epoch == epoch
+        return Token("r", 1, 1, 1, epoch), self.model if mine else None
+
+    def saw(self, what: str, result: object) -> None:
+        self.seen[f"{what} {result}"] += 1
+
+    # steps
+
+    def opens(self) -> None:
+        if self.random.random() < 0.9:
+            self.epoch += 1
+        if self.random.random() < 0.4:
             self.since = self.epoch
-        epoch, old = self.epoch + by, self.model
+        ask = [i for i in range(N) if self.random.random() < 0.5]
+        fallback = self.random.choice((None, None, None, "cand.old"))
+        token, _ = self.token()
+        old = self.model
         given = self.attempts.open(
-            self.token(by), since=self.since, validators=N, ask=sorted(ask), expiry=900, fallback=fallback
+            token, since=self.since, validators=N, ask=ask, expiry=900, fallback=fallback
         )
-        assert given == (old is None or old.epoch < epoch)
+        assert given == (old is None or old.epoch < token.epoch)
         if not given:
             return
         kept = old is not None and old.p == "candidate" and old.since == self.since and old.cand in self.vault
-        if kept and old is not None and len(old.v) == N and fallback in (None, old.cand):
+        if kept and old is not None and fallback in (None, old.cand):
+            self.saw("open", "kept")
             for i in old.held:
                 old.v[i] = ("undetermined", old.v[i][1], LOST)
             old.held = {}
             for i in ask:
                 if old.v[i][0] == "undetermined":
                     old.v[i] = ("open", old.v[i][1], "")
-            old.epoch, old.starts = epoch, 0
+            old.epoch, old.starts = token.epoch, 0
         elif fallback is None:
-            self.model = Model(epoch, self.since)
+            self.model = Model(token.epoch, self.since)
         elif fallback in self.vault:
-            self.model = Model(epoch, self.since, "candidate", cand=fallback)
+            self.saw("open", "fallback")
+            self.model = Model(token.epoch, self.since, "candidate", cand=fallback)
         else:
-            self.model = Model(epoch, self.since, "gone")
+            self.model = Model(token.epoch, self.since, "gone")
 
-    @precondition(lambda self: self.model is not None)
-    @rule(by=epochs)
-    def claims_production(self, by: int) -> None:
-        owner, model = self.owner(), self.mine(by)
-        held = self.attempts.claim_production(self.token(by), owner, lease=LEASE, hard=HARD).held
+    def claims_production(self) -> None:
+        owner, (token, model) = self.newcomer(), self.token()
+        held = self.attempts.claim_production(token, owner, lease=LEASE, hard=HARD).held
+        self.saw("claim_production", held)
         if model is None:
             assert held is Held.STALE
         elif model.p == "open":
@@ -124,39 +147,25 @@ class Machine(RuleBasedStateMachine):
         else:
             assert held is (Held.HELD if model.p == "claimed" else Held.DONE)
 
-    @rule(
-        by=epochs,
-        data=st.data(),
-        production=st.sampled_from(("candidate", "candidate", "candidate", "throttled")),
-    )
-    def publishes(self, by: int, data: st.DataObject, production: str) -> None:
-        owner, model = self.someone(data)[0], self.mine(by)
+    def publishes(self) -> None:
+        owner, (token, model) = self.anyone()[0], self.token()
+        production = self.random.choice(ENDS)
         self.count += 1
         name = f"cand.{self.count}" if production == "candidate" else None
         entries = {name: b"sealed"} if name else {}
         given = self.attempts.publish(
-            self.token(by), owner, production, facts={}, entries=entries, candidate=name, expiry=900
+            token, owner, production, facts={}, entries=entries, candidate=name, expiry=900
         )
-        wanted = model is not None and model.claim is not None and model.claim[0] == owner
-        assert given == wanted
+        self.saw("publish", given)
+        assert given == (model is not None and model.claim is not None and model.claim[0] == owner)
         if given and model is not None:
             model.p, model.cand, model.claim = production, name or "", None
             self.vault |= entries.keys()
 
-    @rule(data=st.data())
-    def produces(self, data: st.DataObject) -> None:
-        """The ordinary way to a candidate in one step, so that most examples come to judgement."""
-        self.opens(0, "new", set(), None)
-        self.claims_production(0)
-        self.publishes(0, data, "candidate")
-
-    @precondition(lambda self: self.model is not None)
-    @rule(by=epochs, group=groups)
-    def claims_validators(self, by: int, group: tuple[int, ...]) -> None:
-        owner, model = self.owner(), self.mine(by)
-        if model is not None and model.p == "candidate" and len(model.v) != N:
-            return
-        claims = self.attempts.claim_validators(self.token(by), owner, group, lease=LEASE, hard=HARD)
+    def claims_validators(self) -> None:
+        owner, (token, model), group = self.newcomer(), self.token(), self.random.choice(GROUPS)
+        claims = self.attempts.claim_validators(token, owner, group, lease=LEASE, hard=HARD)
+        self.saw("claim_validators", claims.held)
         if model is None:
             assert claims.held is Held.STALE
         elif model.p in {"open", "claimed"}:
@@ -165,6 +174,7 @@ class Machine(RuleBasedStateMachine):
             assert claims.held is Held.DONE
         elif model.cand not in self.vault:
             assert claims.held is Held.DONE
+            self.saw("claim_validators", "gone")
             model.p = "gone"
         elif any(i in model.held for i in group):
             assert claims.held is Held.HELD
@@ -175,16 +185,18 @@ class Machine(RuleBasedStateMachine):
                 model.held[i] = (owner, self.now + LEASE, self.now + HARD)
                 model.v[i] = ("claimed", model.v[i][1] + 1, "")
 
-    @rule(by=epochs, group=groups, data=st.data(), verdict=st.sampled_from(VERDICTS))
-    def gives_verdicts(self, by: int, group: tuple[int, ...], data: st.DataObject, verdict: str) -> None:
-        owner, model = self.someone(data)[0], self.mine(by)
-        entries = {i: (f"find.{i}", b"sealed") for i in group}
+    def gives_verdicts(self) -> None:
+        owner, (token, model), group = self.anyone()[0], self.token(), self.random.choice((*GROUPS, (0, 1)))
+        verdict = self.random.choice(VERDICTS)
         given = self.attempts.give_verdicts(
-            self.token(by), owner, dict.fromkeys(group, (verdict, "{}")), entries=entries, expiry=900
+            token,
+            owner,
+            dict.fromkeys(group, (verdict, "{}")),
+            entries={i: (f"find.{i}", b"sealed") for i in group},
+            expiry=900,
         )
-        wanted = (
-            () if model is None else tuple(i for i in group if i in model.held and model.held[i][0] == owner)
-        )
+        self.saw("give_verdicts", len(given))
+        wanted = () if model is None else tuple(i for i in group if model.held.get(i, ("",))[0] == owner)
         assert given == wanted
         for i in wanted:
             assert model is not None
@@ -192,35 +204,13 @@ class Machine(RuleBasedStateMachine):
             model.v[i] = (verdict, model.v[i][1], "{}")
             self.vault.add(f"find.{i}")
 
-    @precondition(lambda self: self.model is not None)
-    @rule(data=st.data(), group=groups, verdict=st.sampled_from(VERDICTS))
-    def judges(self, data: st.DataObject, group: tuple[int, ...], verdict: str) -> None:
-        """The ordinary way to a verdict in one step."""
-        self.claims_validators(0, group)
-        self.gives_verdicts(0, group, data, verdict)
-
-    @precondition(lambda self: self.model is not None and self.model.p == "candidate")
-    @rule(ask=st.sets(st.integers(0, N - 1)))
-    def revalidates(self, ask: set[int]) -> None:
-        self.starts(0)
-        self.opens(0, "on", ask, None)
-
-    @precondition(lambda self: self.model is not None and (self.model.claim or self.model.held))
-    @rule(data=st.data(), steps=st.integers(1, 3))
-    def holds_on(self, data: st.DataObject, steps: int) -> None:
-        """Time passes over a claim, which is renewed or not, and the pulse looks."""
-        self.time_passes(steps)
-        self.renews(0, data)
-        self.condemns(0, True)
-
-    @precondition(lambda self: self.model is not None)
-    @rule(by=epochs, data=st.data())
-    def renews(self, by: int, data: st.DataObject) -> None:
-        (owner, index), model = self.someone(data), self.mine(by)
-        given = self.attempts.renew([(self.token(by), owner, index)], lease=LEASE)
+    def renews(self) -> None:
+        (owner, index), (token, model) = self.anyone(), self.token()
+        given = self.attempts.renew([(token, owner, index)], lease=LEASE)[0]
+        self.saw("renew", given)
         claim = None if model is None else model.claim if index is None else model.held.get(index)
         wanted = claim is not None and claim[0] == owner and claim[1] >= self.now and claim[2] > self.now
-        assert given == [wanted]
+        assert given == wanted
         if wanted and claim is not None and model is not None:
             moved = (owner, min(self.now + LEASE, claim[2]), claim[2])
             if index is None:
@@ -228,16 +218,16 @@ class Machine(RuleBasedStateMachine):
             else:
                 model.held[index] = moved
 
-    @rule(by=epochs, running=st.sampled_from((True, True, False)))
-    def condemns(self, by: int, running: bool) -> None:
-        epoch = self.epoch + by
-        look = self.attempts.condemn(self.token(by), running=running)
+    def condemns(self) -> None:
+        (token, _), running = self.token(), self.random.random() < 0.8
+        look = self.attempts.condemn(token, running=running)
+        self.saw("condemn", look.state)
         if self.model is None:
-            self.model = Model(epoch, epoch, "norec", n=0)
+            self.model = Model(token.epoch, token.epoch, "norec", n=0)
         model = self.model
         assert (look.epoch, look.starts) == (model.epoch, model.starts)
-        if model.epoch != epoch:
-            assert look.state == ("behind" if model.epoch < epoch else "ahead")
+        if model.epoch != token.epoch:
+            assert look.state == ("behind" if model.epoch < token.epoch else "ahead")
             return
         if model.claim is not None and model.claim[1] < self.now:
             model.p, model.claim = "lost", None
@@ -256,49 +246,44 @@ class Machine(RuleBasedStateMachine):
         else:
             assert (look.state, look.step) == ("idle", "produce" if model.p == "open" else "validate")
 
-    @rule(by=epochs)
-    def starts(self, by: int) -> None:
-        model = self.mine(by)
+    def starts(self) -> None:
+        token, model = self.token()
         if model is not None:
             model.starts += 1
-        assert self.attempts.start(self.token(by)) == (model.starts if model else 0)
+        assert self.attempts.start(token) == (model.starts if model else 0)
 
-    @rule(steps=st.integers(1, 3))
-    def time_passes(self, steps: int) -> None:
-        self.now += STEP * steps
-        key = record_key("r", 1)
-        for field, value in self.client.hgetall(key).items():
+    def time_passes(self) -> None:
+        self.now += STEP
+        for field, value in self.client.hgetall(record_key("r", 1)).items():
             if field in (b"exp", b"hard") or (field[:1] in b"xh" and field[1:].isdigit()):
-                self.client.hset(key, field, int(value) - STEP * steps * 1000)
+                self.client.hset(record_key("r", 1), field, int(value) - STEP * 1000)
 
-    @rule()
-    def old_candidate_is_kept(self) -> None:
+    def loses(self) -> None:
+        if self.random.random() < 0.2:
+            self.client.flushdb()
+            self.model, self.vault = None, set()
+        elif self.vault:
+            name = self.random.choice(sorted(self.vault))
+            if self.model is not None and self.model.cand in self.vault and self.random.random() < 0.7:
+                name = self.model.cand
+            self.client.hdel(vault_key("r", 1), name)
+            self.vault.discard(name)
+
+    def keeps_an_old_candidate(self) -> None:
         self.client.hset(vault_key("r", 1), "cand.old", "sealed")
         self.client.expire(vault_key("r", 1), 900)
         self.vault.add("cand.old")
 
-    @rule(data=st.data(), everything=seldom)
-    def entries_are_lost(self, data: st.DataObject, everything: bool) -> None:
-        if everything:
-            self.client.flushdb()
-            self.model, self.vault = None, set()
-        elif self.vault:
-            name = data.draw(st.sampled_from(sorted(self.vault)))
-            self.client.hdel(vault_key("r", 1), name)
-            self.vault.discard(name)
-
-    @precondition(lambda self: self.model is not None and self.model.complete)
-    @rule(by=epochs)
-    def closes(self, by: int) -> None:
-        given = self.attempts.close("r", 1, self.epoch + by)
-        assert given == (self.model is None or self.model.epoch <= self.epoch + by)
+    def closes(self) -> None:
+        token, _ = self.token()
+        given = self.attempts.close("r", 1, token.epoch)
+        self.saw("close", given)
+        assert given == (self.model is None or self.model.epoch <= token.epoch)
         if given:
             self.model, self.vault = None, set()
 
-    @invariant()
     def agrees(self) -> None:
-        found = self.attempts.read("r", 1)
-        model = self.model
+        found, model = self.attempts.read("r", 1), self.model
         assert (found is None) == (model is None)
         if found is not None and model is not None:
             shown: tuple[Any, ...] = (found.epoch, found.since, found.p, found.candidate, found.starts)
@@ -306,19 +291,28 @@ class Machine(RuleBasedStateMachine):
             assert [(one.state, one.tries, one.detail) for one in found.validators] == model.v
             assert (found.complete, found.present_candidate) == (model.complete, model.cand in self.vault)
         assert {name.decode() for name in self.client.hkeys(vault_key("r", 1))} == self.vault
-
-    @invariant()
-    def nothing_stays_for_ever(self) -> None:
         assert all(self.client.pttl(key) > 0 for key in self.client.scan_iter())
 
 
+MUST_BE_SEEN = [
+    *(f"claim_production {held}" for held in Held),
+    *(f"claim_validators {held}" for held in Held),
+    *("claim_validators gone", "open kept", "open fallback"),
+    *("publish True", "publish False", "renew True", "renew False", "close True"),
+    *("give_verdicts 0", "give_verdicts 1", "give_verdicts 2"),
+    *(f"condemn {state}" for state in ("complete", "live", "behind", "ahead", "idle")),
+]
+
+
 def test_attempts_agree_with_the_protocols_table(redis_client: redis.Redis) -> None:
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
-        lambda: Machine(redis_client),
-        settings=settings(
-            max_examples=150,
-            stateful_step_count=40,
-            deadline=None,
-            suppress_health_check=[HealthCheck.too_slow],
-        ),
-    )
+    seen: Counter[str] = Counter()
+    for seed in range(30):
+        redis_client.flushdb()
+        walk, trail = Walk(redis_client, seed), []
+        for _ in range(200):
+            try:
+                trail.append(walk.step())
+            except AssertionError as failed:
+                pytest.fail(f"seed {seed}, step {len(trail)}, after {trail[-12:]}: {failed}")
+        seen += walk.seen
+    assert [what for what in MUST_BE_SEEN if seen[what] < 5] == []

@@ -217,8 +217,10 @@ def test_up_serves_submit_status_worker_doctor_and_cancel(shop: Any, until: Call
     extra.send_signal(signal.SIGINT)
     assert extra.wait(30) == 130
 
-    shop.inputs(*[slow(0.5)] * 40)
-    begun = shop.remand("submit", "shop:pipeline", "-i", "in.jsonl", "--run-id", "t", "--json")
+    shop.inputs(*[slow(3)] * 40)
+    begun = shop.remand(
+        "submit", "shop:pipeline", "-i", "in.jsonl", "--run-id", "t", "--json", "--no-reuse", "--window", "4"
+    )
     assert json.loads(begun.stdout) == {"run": "t", "items": 40, "lines_left_out": 0}
     assert shop.remand("cancel", "t").returncode == 0
     watched = shop.remand("status", "t", "--watch")
@@ -230,3 +232,35 @@ def test_up_serves_submit_status_worker_doctor_and_cancel(shop: Any, until: Call
     assert up.returncode == 130, err
     assert shop.workers() == []
     assert servers_of(shop) == []
+
+
+def test_status_says_in_plain_words_what_keeps_a_run_from_going_on(
+    shop: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from remand_workers import Client, Settings
+    from remand_workers.cli import main, standing
+    from remand_workers.embedded import Embedded
+
+    monkeypatch.chdir(shop.folder)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(standing, "_LATE", -1.0)
+    with Embedded(Settings()) as services, Client(services.settings) as client:
+        client.submissions.feeder_lease = -1.0
+        run = client.begin("shop:pipeline")
+        client.feed(run, enumerate([{"do": "good"}]))
+        assert main(["status", run.id]) == 0
+        said = capsys.readouterr().err
+        assert "No worker has touched it yet. Start one with `remand worker`" in said
+        assert "Its input was not read to the end and nobody reads it now." in said
+        assert f"remand resume {run.id} --input FILE" in said
+    assert main(["resume", run.id, "-o", "out.jsonl"]) == 2
+    assert "was not read to its end. Give it again with --input" in capsys.readouterr().err
+    shop.inputs(GOOD)
+    other = shop.remand("run", "shop:pipeline", "-i", "in.jsonl", "-o", "other.jsonl")
+    assert (
+        f"warning: run {run.id} has not ended and goes on, too; `remand cancel {run.id}` stops it"
+        in other.stderr
+    )
+    done = shop.remand("resume", run.id, "-o", "out.jsonl", "--no-more-input")
+    assert done.returncode == 0, done.stderr
+    sys.modules.pop("shop", None)

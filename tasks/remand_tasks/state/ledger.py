@@ -27,6 +27,7 @@ from sqlalchemy import (
 
 from remand_policy import CANCELLED, RunStatus, checkpoint_digest
 
+from ..faults import point
 from . import rows as transitions
 from .engine import Database, locked
 from .rows import Row, row_of
@@ -306,6 +307,7 @@ class Ledger:
                     owed = self._admit(connection, run, plan, now)
             elif row.state == "in_flight":
                 owed = [row]
+            point("coordinate.committing")
             return Committed(row=row, owed=tuple(owed))
 
     def _pass_stage(

@@ -30,6 +30,7 @@ from remand_policy import (
     when_run_has_ended,
 )
 
+from ..faults import point
 from ..pipelines import Bound
 from ..runtime import Runtime
 from ..state import rows
@@ -44,6 +45,7 @@ log = logging.getLogger("remand.tasks")
 
 def run(runtime: Runtime, token: Token) -> Next:
     """Decide about the execution that `token` names, if its facts are complete and nobody has decided yet."""
+    point("coordinate.begun")
     execution = runtime.ledger.execution(token.run, token.seq)
     if execution is None or execution.row.state != "in_flight" or execution.row.token != token:
         return Next.STOP
@@ -53,7 +55,9 @@ def run(runtime: Runtime, token: Token) -> Next:
     record = runtime.attempts.read(token.run, token.seq)
     if record is None or record.epoch != token.epoch or not record.complete:
         return Next.STOP
+    point("coordinate.read")
     runtime.attempts.start(token)
+    point("coordinate.counted")
     settle(runtime, execution, bound, record)
     return Next.STOP
 
@@ -138,9 +142,11 @@ def commit(
             operator_message=operator,
         )
 
+    point("coordinate.decided")
     done = runtime.ledger.commit(row, bound.plan, at, change, closing=isinstance(decision, Close | Advance))
     if done is None:
         return None
+    point("coordinate.committed")
     _log(row, applied[-1], pipeline.name, stage.name)
     runtime.observer.decided(pipeline.name, stage.name, _name(applied[-1]))
     if done.row.state == "closed":
@@ -156,6 +162,7 @@ def _clear(
     runtime: Runtime, row: Row, decision: Decision, stage: Stage, record: Record | None, bound: Bound
 ) -> None:
     """Delete a closed item's record and texts, but what policy retains of a quarantined one for a reviewer."""
+    point("close.begun")
     keep = bound.pipeline.policy.retain_quarantined
     retained: tuple[str, ...] = ()
     if keep is not None and record is not None and isinstance(decision, Close) and decision.quarantined:
@@ -170,6 +177,7 @@ def _clear(
         retain=retained,
         retain_for=keep.total_seconds() if keep is not None else None,
     )
+    point("close.deleted")
 
 
 # ----------------------------------------------------------------------------------- a record as `decide` takes it

@@ -20,6 +20,7 @@ from remand_policy import (
     render_guidance,
 )
 
+from ..faults import point
 from ..runtime import Runtime
 from ..state.attempts import Held
 from ..state.rows import Row
@@ -35,6 +36,7 @@ _LONGEST_WAIT = 86_400.0
 
 def run(runtime: Runtime, token: Token) -> Next:
     """Carry out the production that `token` names, unless it is stale, held or done."""
+    point("produce.begun")
     found = checked(runtime, token)
     if found is None or not found[0].run.running:
         return Next.STOP
@@ -42,6 +44,7 @@ def run(runtime: Runtime, token: Token) -> Next:
     row, stage = execution.row, bound.pipeline.stages[token.stage]
     owner = uuid4().hex
     names = correction_entries(row.correction)
+    point("produce.checked")
     claim = runtime.attempts.claim_production(
         token,
         owner,
@@ -51,6 +54,7 @@ def run(runtime: Runtime, token: Token) -> Next:
     )
     if claim.held is not Held.CLAIMED:
         return Next.FORWARD if claim.held is Held.DONE else Next.STOP
+    point("produce.claimed")
     began = time.perf_counter()
     with runtime.renewal.holding(token, owner):
         now = runtime.attempts.now()
@@ -63,7 +67,9 @@ def run(runtime: Runtime, token: Token) -> Next:
                 attempted = Attempted(production=Production.UNREADABLE, code="correction")
             else:
                 attempted = produce(stage.producer, context_of(execution, bound, stage), correction)
+        point("produce.called")
         published = _publish(runtime, token, owner, row, attempted, runtime.expiry(row, now))
+    point("produce.published")
     if not published:
         log.warning("late: what was produced is refused, its claim had been given up")
         return Next.STOP

@@ -11,6 +11,7 @@ from remand.attempt import Judged, judge
 from remand_policy import Verdict
 
 from ..pipelines import Bound
+from ..faults import point
 from ..routing import queue_of
 from ..runtime import Runtime
 from ..state.attempts import Held
@@ -28,6 +29,7 @@ def run(runtime: Runtime, token: Token, queue: str | None) -> Next:
 
     A run that has ended meanwhile does not stop it: the candidate is paid for.
     """
+    point("validate.begun")
     found = checked(runtime, token)
     if found is None:
         return Next.STOP
@@ -59,6 +61,7 @@ def _judge_group(
     for index in group:
         validator = stage.validators[index]
         owner = uuid4().hex
+        point("validate.checked")
         claim = runtime.attempts.claim_validators(
             token,
             owner,
@@ -70,12 +73,15 @@ def _judge_group(
             continue
         if claim.held is not Held.CLAIMED:
             return Next.STOP
+        point("validate.claimed")
         with runtime.renewal.holding(token, owner, index):
             candidate = runtime.vault.unseal(
                 token.run, token.seq, claim.candidate, claim.sealed[claim.candidate]
             )
             judged = judge(validator, stage.producer, candidate, lambda: context_of(execution, bound, stage))
+            point("validate.judged")
             given = _write(runtime, token, owner, execution, index, judged, entry_epoch(claim.candidate))
+        point("validate.written")
         if not given:
             log.warning("late: the verdict of %s is refused, its claim had been given up", validator.name)
             return Next.STOP

@@ -12,6 +12,7 @@ import os
 import select
 import stat
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -26,6 +27,8 @@ from .failures import UsageError
 BATCH = 500
 _BLOCK = 1 << 16
 _PAUSE = 0.2
+_STILL_HERE = 10.0
+"""Seconds after which a feeder that waits for input says that it is alive: well within its lease."""
 _TOLD = 20
 """Bad lines that are reported one by one; the rest is only counted."""
 
@@ -75,7 +78,7 @@ class Lines:
             return sum(1 for line in again if line.strip())
 
     def batches(self, stopped: threading.Event) -> Iterator[list[Line]]:
-        """The lines; a batch is given when it is full or nothing more comes just now."""
+        """The lines; a batch is given when it is full or nothing more comes just now: an empty one, too."""
         while not stopped.is_set():
             if len(self._waiting) >= BATCH or (self._waiting and (self._ended or not self._more())):
                 batch, self._waiting = self._waiting[:BATCH], self._waiting[BATCH:]
@@ -84,6 +87,8 @@ class Lines:
                 return
             elif self._more():
                 self._waiting += self._read()
+            else:
+                yield []
 
     @property
     def ended(self) -> bool:
@@ -119,7 +124,7 @@ class Feeder(threading.Thread):
     """Reads lines into a run until they end, the run does, or it is stopped.
 
     `read` counts lines, `new` items that the run did not have, `bad` lines that could not be taken. `finished` says
-    that everything was read; `error` is what ended it early.
+    that everything was read; `error` is what ended it early, unless that was the run's own end.
     """
 
     def __init__(
@@ -132,26 +137,32 @@ class Feeder(threading.Thread):
         self.finished = False
         self.error: Exception | None = None
 
+    def halt(self) -> None:
+        """Stop after the batch at hand."""
+        self._stopped.set()
+
     def stop(self) -> None:
         """Stop after the batch at hand, and wait for that."""
-        self._stopped.set()
+        self.halt()
         if self.is_alive():
             self.join(30.0)
 
     def run(self) -> None:
         """The thread's work."""
         try:
+            fed = time.monotonic()
             for batch in self._lines.batches(self._stopped):
                 items = [item for line in batch if (item := self._item(line)) is not None]
-                if items:
+                if items or time.monotonic() - fed > _STILL_HERE:
                     self.new += self._client.submissions.feed(self._run.id, items, self._client.now())
+                    fed = time.monotonic()
                 self.read += len(batch)
             if self._lines.ended:
                 self._client.submissions.input_done(self._run.id)
                 self.finished = True
-        except RunError as error:
-            # The run has ended, failed or cancelled: there is nothing to feed. Its status tells why.
-            self.error = error
+        except RunError:
+            # The run has ended meanwhile, so there is nothing to feed; its status tells why.
+            self.halt()
         except Exception as error:
             self.error = error
         finally:

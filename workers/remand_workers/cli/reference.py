@@ -28,7 +28,7 @@ Colours and live displays appear on terminals only; `NO_COLOR` turns colours off
 | exit status | means |
 |---|---|
 | 0 | succeeded: every item was accepted, none by a fallback, and every line could be read |
-| 3 | degraded: the run ended, and some items were rejected, incomplete, failed or accepted by a fallback, or some lines of the input were left out |
+| 3 | degraded: the run ended with items that are no plain successes, or with lines of the input left out |
 | 1 | failed: the run failed or was cancelled, or the command could not do its work |
 | 2 | bad usage, a setting that cannot be used, or a pipeline that was refused |
 | 130 | interrupted: the run can go on with `remand resume` |
@@ -36,10 +36,10 @@ Colours and live displays appear on terminals only; `NO_COLOR` turns colours off
 Ctrl-C stops `run`, `resume` and `up` in order: workers finish what they hold. A second one ends everything at once. An
 unexpected error is told without its text, which may quote your data; `REMAND_DEBUG=1` shows its traceback.
 
-An output line of `run` and `results` holds: `key`, `item` (its number, from 0), `status`, `value`, `validation`, `reason`,
-`disposition`, `code`, `attempts`, `generations`, `fallback`, `reused`, `diagnostics` and `verdicts`, each with `validator`,
-`verdict`, `tries`, `error_type` and `error_at`. See [the lifecycle](lifecycle.md) for the words, [settings](settings.md) for
-the variables.
+An output line of `run` and `results` holds: `key`, `item` (its number, from 0), `status`, `value`, `validation`,
+`reason`, `disposition`, `code`, `attempts`, `generations`, `fallback`, `reused`, `diagnostics` and `verdicts`, each
+with `validator`, `verdict`, `tries`, `error_type` and `error_at`. See [the lifecycle](lifecycle.md) for the words,
+[settings](settings.md) for the variables.
 """
 
 _SETTINGS_HEAD: Final = """# Settings
@@ -47,8 +47,8 @@ _SETTINGS_HEAD: Final = """# Settings
 {made}
 
 Every setting is an environment variable, or a line of a `.env` file in the working directory; the environment wins, and
-options of the command line win over both. Spans of time are plain numbers of seconds. `remand config` shows the values in
-use and where each came from, secrets hidden.
+options of the command line win over both. Spans of time are plain numbers of seconds. `remand config` shows the values
+in use and where each came from, secrets hidden.
 
 | variable | default | what it is for |
 |---|---|---|

@@ -33,6 +33,7 @@ from .watching import View, summary
 
 _LOOK = 0.1
 _LONGEST_LOOK = 2.0
+_OTHERS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +71,9 @@ class Interrupted:
     @contextmanager
     def handled(self) -> Iterator[None]:
         """Handle the signals inside the block."""
-        names = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        names = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup` wants it ignored.
+            names.append(signal.SIGHUP)
         before = {name: signal.signal(name, self._hear) for name in names}
         try:
             yield
@@ -101,6 +104,7 @@ def run(settings: Settings, target: str, order: Order) -> int:
             target, key=order.key, run_id=order.run_id, window=order.window, reuse=order.reuse
         )
         say_quietly(order, f"run {work.run.id}")
+        work.tell_of_others()
         work.feed(lines, order.key)
         return work.until_done()
 
@@ -203,6 +207,7 @@ class _Work:
     ) -> None:
         self._settings, self._order, self._target = settings, order, target
         self._pipeline, self._output = pipeline, output
+        self._embedded = settings.embedded
         self._stack = ExitStack()
         self._signals = Interrupted()
         self._crew: Crew | None = None
@@ -242,6 +247,14 @@ class _Work:
         self._feeder = Feeder(self.client, self.run, lines, key, warn)
         self._feeder.start()
 
+    def tell_of_others(self) -> None:
+        """Say which other runs the workers of this command go on with, too: they may cost money."""
+        if self._crew is None or not self._embedded:
+            return
+        for other in self.client.queries.runs(_OTHERS):
+            if other.ended_at is None and other.id != self.run.id:
+                warn(f"run {other.id} has not ended and goes on, too; `remand cancel {other.id}` stops it")
+
     def until_settled(self) -> bool:
         """Wait until a run that was failing or being cancelled has ended. False where that was interrupted."""
         ending = (RunStatus.FAILING, RunStatus.CANCELLING)
@@ -252,8 +265,10 @@ class _Work:
         for progress in self._looks():
             self._output.advance(self.client.queries, self.run.id, len(self._pipeline.stages))
             feeder = self._feeder
-            if feeder is not None and feeder.error is not None and progress.run.running:
+            if feeder is not None and feeder.error is not None:
                 raise feeder.error
+            if feeder is not None and not progress.run.running:
+                feeder.halt()
             if progress.run.ended_at is not None:
                 return self._done(progress)
         return self.interrupted()
@@ -326,11 +341,16 @@ class _Work:
                 say(f"outputs are in {where!r}")
             elif not self._output.stdout:
                 say(f"its outputs: remand results {progress.run.id}")
+            if feeder is not None and not feeder.finished:
+                say(f"the input was not read to its end; to go on: {self._resume_command()}")
             if progress.quarantined:
                 say(f"what was set aside: remand quarantine {progress.run.id}")
         if self._order.json:
             told = {"lines_left_out": self._bad, "elapsed_seconds": round(elapsed, 3), "exit_status": status}
             write_json({**progress.to_json(), **told})
+        if self._crew is not None:
+            # They may hold work of other runs. Ctrl-C twice ends them at once.
+            self._crew.stop(_patience(self._pipeline, self._settings))
         return status
 
     def _leave_output(self) -> None:
