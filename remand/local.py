@@ -35,6 +35,7 @@ from remand_policy import (
     Verdict,
     after,
     decide,
+    refined,
     render_findings,
     render_guidance,
     when_run_has_ended,
@@ -210,7 +211,7 @@ class _StageRun:
             match decision:
                 case Close():
                     self._record()
-                    return decision
+                    return refined(decision, self.attempted.code)
                 case Advance():
                     self._record()
                     self._advance(decision)

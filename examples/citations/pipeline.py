@@ -19,7 +19,7 @@ from .prompt import EXAMPLES, messages
 
 _SEVERAL: Final = re.compile(r"[,;&:\"]|\band\b|\bet al\b", re.IGNORECASE)
 _NAME_ENDS: Final = re.compile(r"[,;:.(&{}=]|\band\b|\bet al\b", re.IGNORECASE)
-_INITIALS: Final = re.compile(r"(?<![\w'])\w(?:\.|(?!\w))")
+_INITIALS: Final = re.compile(r"(?<![\w'])\w(?:\.|(?![\w']))")
 _RUNS_ON: Final = re.compile(r"[a-z]{2}\. [A-Z]|\b(?:vol|no|pp)\. ?\d")
 _PARTICLE: Final = re.compile(r"(?:^|\W)(?:van|von|der|den|de|del|di|da|la|le|ter|bin)$", re.IGNORECASE)
 

@@ -19,6 +19,7 @@ from .decision import (
     breach,
     classify,
     decide,
+    refined,
     when_run_has_ended,
 )
 from .disposition import Policy, closing_status
@@ -77,6 +78,7 @@ __all__ = [
     "closing_status",
     "decide",
     "digest",
+    "refined",
     "render_findings",
     "render_guidance",
     "stage_fingerprint",

@@ -463,6 +463,13 @@ def when_run_has_ended(decision: Decision, *, last_stage: bool) -> Decision:
             assert_never(decision)
 
 
+def refined(decision: Close, code: str | None) -> Close:
+    """A closing with the attempt's own code, where it has none or only a general one. Cancellations have none."""
+    if decision.reason is None or decision.code not in (None, "contract"):
+        return decision
+    return replace(decision, code=code or decision.code)
+
+
 def after(item: Item, decision: Decision, report: Report) -> Item:
     """The item as the next report of the same stage will find it. Closings and advances leave it as it is."""
     match decision:

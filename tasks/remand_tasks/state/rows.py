@@ -28,6 +28,7 @@ from remand_policy import (
     Status,
     Verdict,
     after,
+    refined,
 )
 
 from ..token import Token
@@ -128,6 +129,8 @@ class Facts:
     validators: tuple[str, ...] = ()
     """Names of the stage's validators, in order."""
     stage: str = ""
+    code: str | None = None
+    """What the producer's part says of it, in one word; it refines a closing that has no code of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +189,7 @@ def apply(row: Row, decision: Decision, report: Report, facts: Facts, timing: Ti
     )
     match decision:
         case Close():
-            return close(row, decision, timing.now)
+            return close(row, refined(decision, facts.code), timing.now)
         case Advance():
             return _advance(row, decision, report, facts, timing)
         case Revalidate(ask=ask):

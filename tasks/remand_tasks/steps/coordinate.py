@@ -216,6 +216,7 @@ def facts_of(record: Record, stage: Stage) -> Facts:
         fallback_codes=tuple(json.loads(facts.get("codes", "[]"))),
         validators=tuple(validator.name for validator in stage.validators),
         stage=stage.name,
+        code=facts.get("code") or None,
     )
 
 

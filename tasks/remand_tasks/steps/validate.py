@@ -10,8 +10,8 @@ from uuid import uuid4
 from remand.attempt import Judged, judge
 from remand_policy import Verdict
 
-from ..pipelines import Bound
 from ..faults import point
+from ..pipelines import Bound
 from ..routing import queue_of
 from ..runtime import Runtime
 from ..state.attempts import Held

@@ -1,0 +1,1 @@
+"""Real services, real worker processes, and what has to hold whatever happens to them."""
