@@ -92,6 +92,14 @@ class ChatProducer(Producer[T]):
             extra_body=extra_body,
         )
 
+    keeps_deadline = True
+    """Each call ends by its own deadline, so that what was paid for is counted."""
+
+    @property
+    def model(self) -> ChatModel:
+        """The model that it asks."""
+        return self._model
+
     def describe(self) -> Mapping[str, Any]:
         """What the fingerprint covers. Raises `PipelineError` if no model is configured."""
         return {

@@ -116,6 +116,11 @@ class ChatJudge(Validator):
             extra_body=extra_body,
         )
 
+    @property
+    def model(self) -> ChatModel:
+        """The model that it asks."""
+        return self._model
+
     def describe(self) -> Mapping[str, Any]:
         """What the fingerprint covers. Raises `PipelineError` if no model is configured."""
         return {

@@ -59,6 +59,8 @@ class ChatModel:
             _setting(where, "base_url", base_url),
             _setting(where, "api_key", api_key),
         )
+        self.names_server = base_url is not None
+        """Whether it has a server of its own, whatever the environment names."""
         self._timeout = timeout
         self._connect_timeout = _number(where, "connect_timeout", connect_timeout, 0.001, 86_400)
         if response_format not in get_args(ResponseFormat):

@@ -25,8 +25,10 @@ log = logging.getLogger("remand.pulse")
 class Pulse:
     """Beats until stopped. `beats` and `last_beat` (monotonic seconds) are for health checks."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, *, attend: str | None = None) -> None:
+        """With `attend`, look after that run alone and leave the others to those who attend to them."""
         self._runtime = runtime
+        self._attend = attend
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self.beats = 0
@@ -57,12 +59,14 @@ class Pulse:
         """One round over everything. How many due rows it looked at."""
         runtime = self._runtime
         now = runtime.attempts.now()
-        due = runtime.ledger.due(now, runtime.caps.due_at_once, tuple(runtime.pipelines.misfits))
+        due = runtime.ledger.due(
+            now, runtime.caps.due_at_once, tuple(runtime.pipelines.misfits), self._attend
+        )
         for row in due:
             if self._stop.is_set():
                 return len(due)
             self._guarded(row, now)
-        for run in runtime.ledger.unended():
+        for run in runtime.ledger.unended(self._attend):
             bound = runtime.pipelines.of(run)
             if not run.running:
                 while runtime.ledger.cancel_rest(run.id, now, runtime.caps.cancelled_at_once):

@@ -109,7 +109,7 @@ class PulseStep(bootsteps.StartStopStep):
     def start(self, worker: Any) -> None:
         """Begin, if this worker takes from the coordinators' queue."""
         if COORDINATE in worker.app.amqp.queues.consume_from:
-            self.pulse = Pulse(runtime_of(worker.app))
+            self.pulse = Pulse(runtime_of(worker.app), attend=worker.app.conf.remand_attend)
             self.pulse.start()
 
     def stop(self, worker: Any) -> None:
@@ -130,6 +130,7 @@ def create_app(settings: Settings) -> Celery:
     app = Celery("remand", amqp=AMQP, set_as_current=False)
     transport: dict[str, Any] = {}
     quorum = settings.broker_url is not None and settings.broker_url.startswith("amqp")
+    kept = {"x-queue-type": "quorum"} if quorum else None
     if quorum:
         transport = {"confirm_publish": True}
     else:
@@ -144,13 +145,15 @@ def create_app(settings: Settings) -> Celery:
     app.conf.update(
         remand_settings=settings,
         remand_pipelines=pipelines,
+        remand_attend=None,
         broker_url=settings.broker_url,
         broker_connection_retry_on_startup=True,
         broker_transport_options=transport,
         visibility_timeout=settings.visibility_timeout.total_seconds(),
-        task_queues=[Queue(name, routing_key=name) for name in QUEUES],
+        # The type is said for each queue: Celery's default is only for those that it makes up by itself.
+        task_queues=[Queue(name, routing_key=name, queue_arguments=kept) for name in QUEUES],
         task_default_queue=COORDINATE,
-        task_default_queue_type="quorum" if quorum else None,
+        task_create_missing_queue_type="quorum" if quorum else "classic",
         worker_detect_quorum_queues=quorum,
         task_create_missing_queues=True,
         task_ignore_result=True,

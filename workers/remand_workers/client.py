@@ -40,6 +40,26 @@ class BadInput(RemandError):
         return f"input {self.position}: {self.problem}"
 
 
+class BadValue(RemandError):
+    """A stored value does not fit the output type of the pipeline that reads it: the type was changed since.
+
+    Load the pipeline as it was when the run was made. `error_type` is the type of what the output type raised; the value
+    is not quoted.
+    """
+
+    def __init__(self, run: str, item: int, error_type: str) -> None:
+        super().__init__(run, item, error_type)
+        self.run = run
+        self.item = item
+        self.error_type = error_type
+
+    def __str__(self) -> str:
+        return (
+            f"run {self.run!r}: the value of item {self.item} does not fit the output type of the pipeline's last stage "
+            f"({self.error_type}); read it with the pipeline as it was"
+        )
+
+
 def new_run_id() -> str:
     """A run id that sorts by time and cannot be guessed."""
     return time.strftime("%Y%m%d-%H%M%S-", time.gmtime()) + secrets.token_hex(4)
@@ -92,14 +112,22 @@ class Run:
             pause = min(pause * 1.5, poll)
 
     def results(self) -> Iterator[Outcome]:
-        """Outcomes in input order, up to the first item that is still open, values in the type of the last stage."""
+        """Outcomes in input order, up to the first item that is still open, values in the type of the last stage.
+
+        Raises `BadValue` for a value that the type does not take any more.
+        """
         pipeline = self.pipeline or self._load()
         last = pipeline.stages[-1].producer
         for outcome in self.client.queries.outcomes(self.id, len(pipeline.stages)):
             if outcome.value is None or last.output is None:
                 yield outcome
             else:
-                yield replace(outcome, value=last.adapter.validate_python(outcome.value))
+                try:
+                    value = last.adapter.validate_python(outcome.value)
+                except Exception as error:
+                    # What the type's own code raises quotes the value as well.
+                    raise BadValue(self.id, outcome.item, type(error).__name__) from None
+                yield replace(outcome, value=value)
 
     def cancel(self) -> str:
         """Stop it: nothing more begins. Its status after the call."""

@@ -58,6 +58,7 @@ _TAMED = {
     "celery.bootsteps": logging.INFO,
     "celery.utils.functional": logging.INFO,
     "httpcore": logging.WARNING,
+    "httpcore2": logging.WARNING,
     "httpx": logging.WARNING,
     "httpx2": logging.WARNING,
     "kombu": logging.INFO,

@@ -36,12 +36,14 @@ def run_worker(
     queues: Sequence[str] = QUEUES,
     name: str | None = None,
     pipelines: Sequence[str] = (),
+    attend: str | None = None,
     ready: Callable[[], None] | None = None,
 ) -> int:
     """Serve `queues` until told to stop: SIGTERM and SIGINT finish what is held. The exit status: 130 after SIGINT.
 
     `pipelines` are loaded before the first message, so that a broken one is refused at once (`PipelineError`).
-    `ready` is called once messages are taken.
+    With `attend`, its pulse looks after that run alone; messages are served whichever run they are of. `ready` is
+    called once messages are taken.
     """
     settings.require_services()
     configure = logs.setup_logging_receiver(settings)
@@ -50,6 +52,7 @@ def run_worker(
     signals.setup_logging.connect(configure, weak=False)
     signals.worker_process_init.connect(configure, weak=False)
     app = create_app(settings)
+    app.conf.remand_attend = attend
     for target in pipelines:
         app.conf.remand_pipelines.preload(target)
     told = _tell_of_life(ready)

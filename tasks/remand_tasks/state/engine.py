@@ -25,7 +25,8 @@ class Database:
     """An engine whose transactions are short and, on SQLite, never fight over the write lock.
 
     On SQLite each writing transaction takes the lock at once (`BEGIN IMMEDIATE`), behind one lock a process: a
-    transaction that begins by reading cannot wait for the lock later, it fails.
+    transaction that begins by reading cannot wait for the lock later, it fails. Parameters are kept out of SQLAlchemy's
+    errors and statement logs: inputs and values are among them.
     """
 
     def __init__(self, url: str, *, pool_size: int = 20) -> None:
@@ -47,10 +48,13 @@ class Database:
                     connect_args={"timeout": 60, "check_same_thread": False},
                     pool_size=pool_size,
                     max_overflow=100,
+                    hide_parameters=True,
                 )
                 _prepare_sqlite(self.engine)
             else:
-                self.engine = create_engine(parsed, pool_size=pool_size, max_overflow=30, pool_pre_ping=True)
+                self.engine = create_engine(
+                    parsed, pool_size=pool_size, max_overflow=30, pool_pre_ping=True, hide_parameters=True
+                )
         except (NoSuchModuleError, ModuleNotFoundError):
             raise LedgerError(
                 "REMAND_LEDGER_URL: the PostgreSQL driver is missing; install remand[postgres]"

@@ -180,6 +180,7 @@ _DUE = (
     .order_by(items.c.due_at)
     .limit(bindparam("limit"))
 )
+_DUE_IN_RUN = _DUE.where(items.c.run_id == bindparam("run_id"))
 _PUSH = (
     update(items)
     .where(
@@ -248,11 +249,11 @@ class Ledger:
             found = connection.execute(_RUN, {"run_id": run_id}).mappings().first()
         return None if found is None else run_of(found)
 
-    def unended(self) -> list[RunInfo]:
-        """Runs that have not ended, oldest first."""
+    def unended(self, only: str | None = None) -> list[RunInfo]:
+        """Runs that have not ended, oldest first; that one alone where `only` names it."""
         with self.database.read() as connection:
             found = [run_of(mapping) for mapping in connection.execute(_UNENDED).mappings()]
-        return sorted(found, key=lambda run: run.created_at)
+        return sorted((run for run in found if only in (None, run.id)), key=lambda run: run.created_at)
 
     def execution(self, run_id: str, seq: int) -> Execution | None:
         """An item with its run, without any payload."""
@@ -269,11 +270,12 @@ class Ledger:
             return None
         return Execution(run_of(found, "run__"), row_of(found), found["input_body"], found["previous_body"])
 
-    def due(self, now: float, limit: int, leave: Sequence[str] = ()) -> list[Row]:
-        """Open items whose time has passed, the longest overdue first, but for those of the runs in `leave`."""
-        at = {"now": now, "limit": limit, "leave": list(leave)}
+    def due(self, now: float, limit: int, leave: Sequence[str] = (), only: str | None = None) -> list[Row]:
+        """Open items whose time has passed, the longest overdue first: not of the runs in `leave`, or of `only` one."""
+        at = {"now": now, "limit": limit, "leave": list(leave), "run_id": only}
+        statement = _DUE if only is None else _DUE_IN_RUN
         with self.database.read() as connection:
-            return [row_of(found) for found in connection.execute(_DUE, at).mappings()]
+            return [row_of(found) for found in connection.execute(statement, at).mappings()]
 
     # ---------------------------------------------------------------------------------- the coordinator's commit
 

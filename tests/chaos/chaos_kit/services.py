@@ -10,7 +10,6 @@ import os
 import pwd
 import secrets
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
@@ -23,7 +22,7 @@ import redis
 
 from remand_workers.embedded import EmbeddedError, server_command
 
-_WATCHDOG = '"$@" </dev/null & child=$!; read -r _; kill -9 -- "-$$" 2>/dev/null; kill -9 "$child"; wait "$child"'
+_WATCHDOG = '"$@" </dev/null & child=$!; read -r _; kill -9 "$child"; wait "$child"; kill -9 -- "-$$"'
 
 
 class Missing(Exception):
@@ -110,8 +109,6 @@ class Server:
         if self._process is None:
             return
         assert self._process.stdin is not None
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.stdin.close()
         self._process.wait(30)
         self._process = None
@@ -233,7 +230,7 @@ class Rabbit:
             "RABBITMQ_MNESIA_BASE": str(folder / "mnesia"),
             "RABBITMQ_LOG_BASE": str(folder / "log"),
             "RABBITMQ_PID_FILE": str(folder / "pid"),
-            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": '-kernel inet_dist_use_interface "{127,0,0,1}" +S 2:2 +sbwt none',
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1} +S 2:2 +sbwt none",
         }
         self.mapper = Server(
             "epmd", [mapper, "-port", str(names), "-address", "127.0.0.1"], folder=folder, environment=environment,

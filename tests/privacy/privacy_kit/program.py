@@ -10,6 +10,7 @@ import logging
 import math
 import pickle
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Callable
@@ -128,6 +129,8 @@ def client(diary: Diary) -> None:
         cancelled = using.submit(
             leaks.pipeline, leaks.inputs(("cancelled",)) * 3, run_id=f"cancelled-{CONTROL}", window=2, reuse=False
         )
+        while cancelled.status().in_flight == 0:
+            time.sleep(0.05)
         diary.value(cancelled.cancel())
         cancelled.wait(60)
     broken = Path("broken.db").absolute()
@@ -138,11 +141,11 @@ def client(diary: Diary) -> None:
             connection.execute(text("DROP TABLE payloads"))
         diary.error("a broken ledger", using.feed, begun, [(0, {"text": INPUT})])
         diary.error("a broken ledger", list, using.run("broken").results())
-    for path in broken.parent.glob("broken.db*"):
-        path.unlink()
     nowhere = settings.replace(vault_url="unix:///nowhere/at/all.sock")
     with Client(nowhere) as using:
         diary.error("no server", using.submit, leaks.pipeline, [{"text": INPUT}])
+    for path in broken.parent.glob("broken.db*"):
+        path.unlink()
     diary.error("token", Token.parse, f"{INPUT}/0/0/0/0")
     diary.error("keys", KeyRing.parse, planted(Kind.EXCEPTION))
     rings = KeyRing.parse(KeyRing.generate()), KeyRing.parse(KeyRing.generate("k2"))
@@ -190,6 +193,7 @@ def local(diary: Diary) -> None:
 if __name__ == "__main__":
     which, log, errors, values = sys.argv[1:]
     logging.basicConfig(filename=log, level=logging.DEBUG, format="%(name)s %(message)s %(args)s %(exc_info)s")
+    logging.getLogger("sqlalchemy.engine").setLevel(logging.INFO)
     logging.captureWarnings(True)
     warnings.simplefilter("always")
     with open(errors, "wb") as written, open(values, "wb") as shown:

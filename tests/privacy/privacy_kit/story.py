@@ -1,8 +1,8 @@
 """Makes everything happen to real runs on real processes, watches, and writes down what every surface held.
 
 What it leaves is a folder of evidence: one file or folder for each surface, read by `readers.py`. Services are the
-product's embedded ones; three workers (one that coordinates, two that produce and judge, of which an item kills one),
-Flower, users' programs and commands are processes of their own.
+product's embedded ones; workers (one that coordinates, two that produce and judge, one of `remand run` that does all; an
+item kills one of them), Flower, users' programs and commands are processes of their own.
 """
 
 from __future__ import annotations
@@ -214,13 +214,13 @@ class Story:
             self._start(name, "privacy_kit.program", name, *names)
 
     def _main_run(self, app: Any) -> None:
-        """`remand run` on a terminal, on the workers that are there; the whole run is observed meanwhile."""
+        """`remand run` on a terminal, with one worker more than there are; workers are asked all the while."""
         lines = [json.dumps(each) for each in inputs()]
         bad = [lines[0][:-3], '"' + json.loads(lines[0])["text"], json.dumps({"text": json.loads(lines[0])["text"]})]
         (self.data / "in.jsonl").write_text("\n".join([*lines, *bad]) + "\n")
         ours, theirs = pty.openpty()
         self._start(
-            "run", "remand_workers.cli", "run", "privacy_kit.pipeline:pipeline", "--no-workers", "--run-id", RUN,
+            "run", "remand_workers.cli", "run", "privacy_kit.pipeline:pipeline", "--workers", "1", "--run-id", RUN,
             "--key", "do", "--input", str(self.data / "in.jsonl"), "--output", str(self.data / "out.jsonl"),
             stderr=theirs,
         )  # fmt: skip
@@ -235,7 +235,9 @@ class Story:
         reading = threading.Thread(target=read, daemon=True)
         reading.start()
         asked = []
+        ends = time.monotonic() + PATIENCE
         while self._processes["run"].poll() is None:
+            assert time.monotonic() < ends, shown.decode("utf-8", "replace")[-3_000:]
             inspect = app.control.inspect(timeout=0.3)
             asked.append([inspect.active(), inspect.reserved()])
         reading.join(10)
@@ -314,7 +316,7 @@ class Story:
                 port = re.search(r"metrics are served on port (\d+)", self._text(f"{name}.err"))
                 assert port is not None, name
                 found.append(_fetch(int(port[1]), "/metrics"))
-        assert len(found) == 2, "one worker was killed"
+        assert len(found) >= 2, "at most one of these was killed"
         self._write("metrics", "\n".join(found))
 
     def _introspection(self, broker: redis.Redis) -> None:

@@ -197,6 +197,7 @@ def worker(
     ] = None,
     pipeline: PipelineNames = None,
     home: Home = None,
+    attend: Annotated[str | None, typer.Option("--attend", hidden=True)] = None,
     lifeline: Annotated[bool, typer.Option("--lifeline", hidden=True)] = False,
 ) -> None:
     """Serve queues until told to stop. SIGTERM and Ctrl-C finish what is held.
@@ -212,7 +213,7 @@ def worker(
         tell = hold_lifeline()
     settings = _settings(concurrency=concurrency, pool=pool, home=home)
     named = [queue.strip() for queue in queues.split(",") if queue.strip()] if queues else None
-    finish(serve(settings, named, role.value, name, pipeline or [], tell))
+    finish(serve(settings, named, role.value, name, pipeline or [], attend, tell))
 
 
 def up(

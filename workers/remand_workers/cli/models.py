@@ -7,7 +7,6 @@ import urllib.request
 from urllib.parse import urlsplit
 
 from remand.llm import ChatJudge, ChatProducer
-from remand.llm.model import ChatModel
 from remand.pipeline import Pipeline
 
 from ..settings import Settings
@@ -20,11 +19,9 @@ def asks_named_server(pipeline: Pipeline) -> bool:
     """Whether something in the pipeline asks the server that REMAND_MODEL_BASE_URL names."""
     for stage in pipeline.stages:
         for part in (stage.producer, *stage.validators):
-            if isinstance(part, ChatProducer | ChatJudge):
-                model = getattr(part, "_model", None)
-                # A part with a server of its own does not care for the environment's.
-                if not (isinstance(model, ChatModel) and model._given[1]):
-                    return True
+            # A part with a server of its own does not care for the environment's.
+            if isinstance(part, ChatProducer | ChatJudge) and not part.model.names_server:
+                return True
     return False
 
 

@@ -12,14 +12,14 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 
 from remand.pipeline import Pipeline, load
 from remand_policy import RunStatus
 from remand_tasks.state.queries import Progress, exit_status
 
-from ..client import Client, Run
+from ..client import Client, Run, new_run_id
 from ..embedded import Embedded
 from ..settings import Settings
 from .console import err, plural, say, warn, write_json, write_line
@@ -33,7 +33,6 @@ from .watching import View, summary
 
 _LOOK = 0.1
 _LONGEST_LOOK = 2.0
-_OTHERS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,12 +98,12 @@ def run(settings: Settings, target: str, order: Order) -> int:
     if not lines.first():
         raise UsageError("the input is empty: it has no line that is not blank")
     output = Output(destination, source=order.input)
+    order = replace(order, run_id=order.run_id or new_run_id())
     with _Work(settings, order, target, pipeline, output) as work:
         work.run = work.client.begin(
             target, key=order.key, run_id=order.run_id, window=order.window, reuse=order.reuse
         )
         say_quietly(order, f"run {work.run.id}")
-        work.tell_of_others()
         work.feed(lines, order.key)
         return work.until_done()
 
@@ -123,6 +122,7 @@ def resume(settings: Settings, run_id: str, order: Order, *, close_input: bool) 
     destination = order.destination()
     lines = Lines(order.input) if order.input is not None else None
     output = Output(destination, source=order.input)
+    order = replace(order, run_id=found.id)
     with _Work(settings, order, found.target, pipeline, output) as work:
         work.run = Run(found.id, work.client, pipeline)
         if not work.until_settled():
@@ -223,7 +223,7 @@ class _Work:
             # Asked before anything begins, so that a server that cannot be reached is said at once.
             self.client.now()
             if self._order.workers:
-                self._crew = _crew(self._settings, [self._target])
+                self._crew = _crew(self._settings, [self._target], attend=self._order.run_id)
                 self._stack.callback(self._crew.kill)
                 self._crew.start()
             self._view = self._stack.enter_context(View(quiet=self._order.quiet))
@@ -246,14 +246,6 @@ class _Work:
         """Begin to read the input."""
         self._feeder = Feeder(self.client, self.run, lines, key, warn)
         self._feeder.start()
-
-    def tell_of_others(self) -> None:
-        """Say which other runs the workers of this command go on with, too: they may cost money."""
-        if self._crew is None or not self._embedded:
-            return
-        for other in self.client.queries.runs(_OTHERS):
-            if other.ended_at is None and other.id != self.run.id:
-                warn(f"run {other.id} has not ended and goes on, too; `remand cancel {other.id}` stops it")
 
     def until_settled(self) -> bool:
         """Wait until a run that was failing or being cancelled has ended. False where that was interrupted."""
@@ -349,7 +341,7 @@ class _Work:
             told = {"lines_left_out": self._bad, "elapsed_seconds": round(elapsed, 3), "exit_status": status}
             write_json({**progress.to_json(), **told})
         if self._crew is not None:
-            # They may hold work of other runs. Ctrl-C twice ends them at once.
+            # They may hold work of other runs on the same broker. Ctrl-C twice ends them at once.
             self._crew.stop(_patience(self._pipeline, self._settings))
         return status
 
@@ -371,9 +363,11 @@ class _Work:
         return shlex.join(words)
 
 
-def _crew(settings: Settings, pipelines: list[str]) -> Crew:
+def _crew(settings: Settings, pipelines: list[str], *, attend: str | None = None) -> Crew:
     settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
     arguments = [word for target in pipelines for word in ("--pipeline", target)]
+    if attend is not None:
+        arguments += ["--attend", attend]
     return Crew(
         settings.workers,
         arguments,

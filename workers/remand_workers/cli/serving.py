@@ -36,10 +36,11 @@ def serve(
     role: str,
     name: str | None,
     pipelines: Sequence[str],
+    attend: str | None,
     ready: Callable[[], None] | None,
 ) -> int:
     """Be a worker until told to stop. The exit status."""
     with ExitStack() as stack:
         settings = attached(settings, stack)
         chosen = list(queues) if queues else queues_for(role, pipelines)
-        return run_worker(settings, queues=chosen, name=name, pipelines=pipelines, ready=ready)
+        return run_worker(settings, queues=chosen, name=name, pipelines=pipelines, attend=attend, ready=ready)

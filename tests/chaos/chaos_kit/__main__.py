@@ -1,0 +1,132 @@
+"""Print the table: what was done to running workers and services, how often, and what it did to the items.
+
+    python -m chaos_kit [--stack valkey+sqlite|rabbitmq+postgresql] [--only WORD] [--times N] [--simulate N]
+    python -m chaos_kit --soak 100000
+
+It ends with the counts of the simulator (`--simulate 0` leaves that out), and with status 1 if any promise was broken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+os.environ.setdefault("REMAND_MODEL_BASE_URL", "http://127.0.0.1:9/v1")  # Replaced for every run.
+
+from . import scenarios
+from .checks import Tally
+from .crew import Zygote
+from .scenarios import KILL_POINTS, Ground
+from .services import Missing
+from .stacks import NAMES, stack
+
+COLUMNS = ("fault", "times", "items", "lost", "closed twice", "over budget", "extra", "in flight", "s")
+
+
+def rows(ground: Ground, times: int) -> Iterator[tuple[str, Callable[[], Tally]]]:
+    """Every line: its name, and what gives it."""
+    for point in KILL_POINTS:
+        yield f"kill -9 at {point}", lambda point=point: scenarios.killed_at(ground, point, times=times)  # type: ignore[misc]
+    yield "kill -9 at pulse.cancelled", lambda: scenarios.killed_at_cancelling(ground)
+    yield "kill -9 anywhere", lambda: scenarios.killed_at_random(ground)
+    yield "kill -9 of all at once", lambda: scenarios.all_killed_at_once(ground)
+    yield "exception in a step", lambda: _together(
+        scenarios.broken_at(ground, point, times=1, items=6) for point in KILL_POINTS if point != "step.forwarded"
+    )
+    yield "SIGSTOP past the claim, SIGCONT", lambda: _together(
+        scenarios.frozen_long(ground, point)
+        for point in ("produce.claimed", "produce.called", "validate.judged", "coordinate.decided", "dispatch.opening")
+    )
+    yield "SIGSTOP within the claim", lambda: scenarios.frozen_briefly(ground)
+    yield "poison input", lambda: scenarios.poisoned(ground)
+    yield "2 poison inputs at once", lambda: scenarios.poisoned(ground, poison=2)
+    yield "worker dies in mid-judgement", lambda: scenarios.judged_to_death(ground)
+    yield "broker emptied", lambda: scenarios.broker_emptied(ground)
+    yield "broker restarted", lambda: scenarios.broker_restarted(ground)
+    yield "facts flushed", lambda: scenarios.flushed(ground, "attempt")
+    yield "vault flushed", lambda: scenarios.flushed(ground, "vault")
+    yield "facts and vault flushed", lambda: scenarios.flushed(ground, "attempt", "vault")
+    yield "correction gone before it is read", lambda: scenarios.correction_expired(ground)
+    yield "every message twice", lambda: scenarios.doubled(ground)
+    yield "a fifth of messages lost", lambda: scenarios.dropped(ground)
+    yield "SIGTERM", lambda: scenarios.told_to_stop(ground)
+    yield "cancelled while all are down", lambda: scenarios.cancelled_while_down(ground)
+    yield "a clock +900 s off", lambda: scenarios.another_clock(ground)
+    yield "a clock -900 s off", lambda: scenarios.another_clock(ground, seconds=-900.0)
+    yield "worker with another version", lambda: scenarios.another_version(ground)
+    yield "odd outputs and exceptions", lambda: scenarios.odd_values(ground)
+    yield "2,000 items", lambda: scenarios.long_run(ground)
+
+
+def _together(tallies: Iterator[Tally]) -> Tally:
+    total = next(tallies)
+    for tally in tallies:
+        total.add(tally)
+    return total
+
+
+def _line(tally: Tally) -> str:
+    numbers = (tally.times, tally.items, tally.lost, tally.closed_twice, tally.over_budget, tally.extra, tally.in_flight)
+    cells = "".join(f"{number:>13,}" for number in numbers)
+    return f"{tally.fault:36}{cells}{tally.seconds:>8.0f}{'  BROKEN' if tally.problems else ''}"
+
+
+def main() -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="chaos_kit", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--stack", action="append", choices=NAMES, help="by default both")
+    parser.add_argument("--only", action="append", default=[], metavar="WORD", help="lines that hold this word")
+    parser.add_argument("--times", type=int, default=9, help="kills at each point on each stack")
+    parser.add_argument("--simulate", type=int, default=20_000, help="schedules of the simulator at the end")
+    parser.add_argument("--soak", type=int, metavar="ITEMS", help="one long run instead of the table")
+    given = parser.parse_args()
+    broken, kills, began = 0, 0, time.monotonic()
+    zygote = Zygote()
+    try:
+        for name in given.stack or NAMES:
+            try:
+                with stack(name) as made:
+                    ground = Ground(made, zygote)
+                    print(f"\n{name}\n{COLUMNS[0]:36}{''.join(f'{column:>13}' for column in COLUMNS[1:-1])}{'s':>8}")
+                    if given.soak:
+                        tally = scenarios.long_run(ground, items=given.soak, report=lambda text: print(text, flush=True))
+                        tallies = iter([tally])
+                    else:
+                        tallies = (
+                            make() for row, make in rows(ground, given.times)
+                            if not given.only or any(word in row for word in given.only)
+                        )  # fmt: skip
+                    total = Tally(stack=name, fault="together")
+                    for tally in tallies:
+                        print(_line(tally), flush=True)
+                        for problem in tally.problems:
+                            print(f"    {problem}", flush=True)
+                        broken += bool(tally.problems)
+                        kills += tally.times if tally.fault.startswith("kill -9") else 0
+                        total.add(tally)
+                    total.problems.clear()
+                    print(_line(total))
+            except Missing as error:
+                print(f"\n{name}\nSKIPPED, and with it a half of the proof: {error}")
+    finally:
+        zygote.close()
+    if given.simulate and not given.soak:
+        print(f"\nsimulator, {given.simulate:,} schedules", flush=True)
+        done = subprocess.run(
+            [sys.executable, "-m", "simulator", str(given.simulate), "--mode", "all"],
+            cwd=Path(__file__).resolve().parent.parent,
+            check=False,
+        )
+        broken += done.returncode != 0
+    print(f"\n{kills:,} processes killed at named points or anywhere; {broken} lines broken; "
+          f"{time.monotonic() - began:,.0f} s")  # fmt: skip
+    return int(broken > 0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
