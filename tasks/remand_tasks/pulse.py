@@ -16,6 +16,7 @@ from redis.exceptions import RedisError
 from .faults import point
 from .pipelines import Bound
 from .runtime import Runtime
+from .state.retention import Retention, Which
 from .state.rows import Row
 from .steps import coordinate
 
@@ -85,9 +86,17 @@ class Pulse:
                 point("pulse.ended")
                 runtime.vault.sweep(run.id)
                 point("pulse.swept")
+        self._retain(now)
         self.beats += 1
         self.last_beat = time.monotonic()
         return len(due)
+
+    def _retain(self, now: float) -> None:
+        """Purge what is older than the retention setting, a small bite each beat."""
+        runtime = self._runtime
+        if runtime.times.retention is not None:
+            old = Which(before=now - runtime.times.retention)
+            Retention(runtime.ledger.database).purge(old, limit=runtime.caps.purged_at_once)
 
     def _guarded(self, row: Row, now: float) -> None:
         try:

@@ -28,6 +28,8 @@ class Times:
     dispatch_lease: float = 10.0
     dispatch_longest: float = 300.0
     pulse: float = 1.0
+    retention: float | None = None
+    """How long items of ended runs are kept; `None` for ever."""
     after_deadline: float = 3600.0
     """How long records and vault entries outlive an item's deadline."""
 
@@ -41,6 +43,7 @@ class Caps:
     starts: int = 5
     due_at_once: int = 200
     cancelled_at_once: int = 500
+    purged_at_once: int = 100
 
 
 class Sender(Protocol):

@@ -58,6 +58,7 @@ def times_of(settings: Settings) -> Times:
         dispatch_lease=settings.dispatch_lease.total_seconds(),
         dispatch_longest=settings.dispatch_lease_max.total_seconds(),
         pulse=settings.pulse_interval.total_seconds(),
+        retention=None if settings.retention is None else settings.retention.total_seconds(),
     )
 
 

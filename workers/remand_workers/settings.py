@@ -205,6 +205,14 @@ class Settings(BaseSettings):
         8, ge=0, description="Times that one item's missing attempt record is opened again before it closes."
     )
 
+    retention: Seconds | None = Field(
+        None,
+        gt=timedelta(0),
+        description=(
+            "Time after which items of ended runs lose their payloads and receipts. Unset: kept until `remand purge`."
+        ),
+    )
+
     # Watching it.
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] = Field(
         "INFO", description="Least severe log records that are written."

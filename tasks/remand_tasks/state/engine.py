@@ -9,8 +9,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, Insert, Select, Table, create_engine, event
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+from sqlalchemy.engine import ExceptionContext, make_url
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError, StatementError
 
 from remand.errors import RemandError
 
@@ -59,6 +59,7 @@ class Database:
             raise LedgerError(
                 "REMAND_LEDGER_URL: the PostgreSQL driver is missing; install remand[postgres]"
             ) from None
+        event.listen(self.engine, "handle_error", _forget_parameters)
         self._lock: Any = threading.Lock() if self.sqlite else _NoLock()
 
     @contextmanager
@@ -89,6 +90,12 @@ class _NoLock:
     def __enter__(self) -> None: ...
 
     def __exit__(self, *_: object) -> None: ...
+
+
+def _forget_parameters(context: ExceptionContext) -> None:
+    """Hidden parameters still are an attribute of the error, and go wherever its pickle goes."""
+    if isinstance(context.sqlalchemy_exception, StatementError):
+        context.sqlalchemy_exception.params = None
 
 
 def _prepare_sqlite(engine: Engine) -> None:

@@ -186,7 +186,7 @@ class Submissions:
         self, run_id: str, fingerprint: str, chosen: Sequence[ColumnElement[bool]], *, preview: bool = False
     ) -> int:
         """closed to pending, epochs kept: what is left over of a former life stays fenced off."""
-        where = [items.c.run_id == run_id, items.c.state == "closed", *chosen]
+        where = [items.c.run_id == run_id, items.c.state == "closed", items.c.purged == 0, *chosen]
         with self.database.write() as connection:
             run = connection.execute(_RUN, {"run_id": run_id}).first()
             if run is None:

@@ -33,6 +33,9 @@ metadata = MetaData(
 OPEN = "state IN ('waiting','in_flight')"
 """Said to the letter in index and query, so that SQLite sees that the partial index answers the query."""
 
+UNPURGED = "state = 'closed' AND purged = 0"
+"""As `OPEN`: said to the letter."""
+
 
 def _flag(name: str) -> Column[int]:
     return Column(name, Integer, nullable=False, server_default="0")
@@ -122,6 +125,7 @@ items = Table(
     _count("input_tokens"),
     _count("output_tokens"),
     Column("closed_at", Float),
+    _flag("purged"),
     PrimaryKeyConstraint("run_id", "seq"),
     UniqueConstraint("run_id", "key"),
     ForeignKeyConstraint(["run_id"], ["runs.id"], ondelete="CASCADE"),
@@ -135,6 +139,7 @@ items = Table(
         postgresql_where=text("state = 'pending'"),
     ),
     Index("ix_items_alone", "run_id", sqlite_where=text("alone = 1"), postgresql_where=text("alone = 1")),
+    Index("ix_items_unpurged", "closed_at", sqlite_where=text(UNPURGED), postgresql_where=text(UNPURGED)),
     Index("ix_items_status", "run_id", "state", "status", "disposition"),
 )
 

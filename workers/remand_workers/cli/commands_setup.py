@@ -88,6 +88,39 @@ def migrate(home: Home = None) -> None:
         database.dispose()
 
 
+def purge(
+    run: Annotated[str | None, typer.Option("--run", metavar="RUN", help="Items of this run alone.")] = None,
+    older_than: Annotated[
+        str | None,
+        typer.Option("--older-than", metavar="AGE", help="Items that ended longer ago: 30d, 12h, 90s."),
+    ] = None,
+    status: Annotated[
+        list[str] | None,
+        typer.Option("--status", metavar="STATUS", help="Items that ended so. May be repeated."),
+    ] = None,
+    payloads_only: Annotated[
+        bool, typer.Option("--payloads-only", help="Keep the receipts: codes and counts of each decision.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it. Without: say how much it would be.")] = False,
+    home: Home = None,
+    json: Json = False,
+) -> None:
+    """Forget what items of ended runs said: inputs, values, messages, receipts, and checkpoints that stand on them.
+
+    Everything that is named must fit. Keys and how each item ended stay, so that no old message revives it.
+    REMAND_RETENTION does the same by itself.
+    """
+    from .context import read_settings
+    from .retaining import purge
+
+    finish(
+        purge(
+            read_settings(home=home), run=run, older_than=older_than, statuses=status or [],
+            payloads_only=payloads_only, yes=yes, json=json,
+        )
+    )  # fmt: skip
+
+
 def flower(
     address: Annotated[
         str | None,
@@ -121,5 +154,6 @@ COMMANDS: list[tuple[Callable[..., None], str]] = [
     (doctor, "remand doctor shop.pipeline:pipeline"),
     (config, "remand config"),
     (migrate, "REMAND_LEDGER_URL=postgresql+psycopg://… remand migrate"),
+    (purge, "remand purge --older-than 30d --yes"),
     (flower, "remand flower --port 5555"),
 ]

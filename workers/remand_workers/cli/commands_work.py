@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from remand_policy import Reason
+
 from .program import finish
 
 Target = Annotated[
@@ -177,6 +179,55 @@ def resume(
     finish(running.resume(settings, run, order, close_input=no_more_input))
 
 
+def redrive(
+    run: RunId,
+    reason: Annotated[
+        list[Reason] | None, typer.Option("--reason", help="Items that closed for it. May be repeated.")
+    ] = None,
+    item: Annotated[
+        list[str] | None,
+        typer.Option("--item", metavar="ITEM", help="An item's key or number. May be repeated."),
+    ] = None,
+    quarantined: Annotated[
+        bool, typer.Option("--quarantined", help="Items that were set aside for a person.")
+    ] = False,
+    preview: Annotated[
+        bool, typer.Option("--preview", help="Only say how many items it is, and what they may cost.")
+    ] = False,
+    output: Output = None,
+    workers: Workers = None,
+    no_workers: NoWorkers = False,
+    concurrency: Concurrency = None,
+    pool: Pool = None,
+    model: Model = None,
+    model_base_url: ModelUrl = None,
+    home: Home = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Give chosen items another round with fresh budgets: failed, rejected, cancelled or incomplete ones.
+
+    An item must fit everything that is named. Says what it may cost before it begins. Accepted items stay as they are.
+    """
+    from . import running
+
+    settings = _settings(
+        workers=workers,
+        concurrency=concurrency,
+        pool=pool,
+        home=home,
+        model=model,
+        model_base_url=model_base_url,
+    )
+    order = running.Order(
+        input=None, output=output, workers=_with_workers(settings, no_workers), json=json, quiet=quiet
+    )
+    chosen = running.Chosen(
+        reasons=tuple(one.value for one in reason or ()), items=tuple(item or ()), quarantined=quarantined
+    )
+    finish(running.redrive(settings, run, order, chosen, preview=preview))
+
+
 def worker(
     queues: Annotated[
         str | None,
@@ -251,6 +302,7 @@ def _with_workers(settings: Any, no_workers: bool) -> bool:
 COMMANDS: list[tuple[Callable[..., None], str]] = [
     (run, "remand run shop.pipeline:pipeline --input orders.jsonl --output checked.jsonl"),
     (resume, "remand resume 20260131-120000-1a2b3c4d --output checked.jsonl"),
+    (redrive, "remand redrive 20260131-120000 --quarantined --reason semantic_rejection"),
     (worker, "remand worker --role producer --concurrency 64 --pipeline shop.pipeline:pipeline"),
     (up, "remand up --workers 4"),
 ]

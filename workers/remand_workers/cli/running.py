@@ -16,8 +16,9 @@ from dataclasses import dataclass, replace
 from types import FrameType
 
 from remand.pipeline import Pipeline, load
-from remand_policy import RunStatus
+from remand_policy import Disposition, RunStatus
 from remand_tasks.state.queries import Progress, exit_status
+from remand_tasks.state.submissions import Submissions
 
 from ..client import Client, Run, new_run_id
 from ..embedded import Embedded
@@ -133,6 +134,59 @@ def resume(settings: Settings, run_id: str, order: Order, *, close_input: bool) 
             work.feed(lines, found.key_path)
         elif close_input:
             work.client.submissions.input_done(found.id)
+        return work.until_done()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """What `redrive` was told to take. An item must fit all of it."""
+
+    reasons: tuple[str, ...] = ()
+    items: tuple[str, ...] = ()
+    quarantined: bool = False
+
+
+def redrive(settings: Settings, run_id: str, order: Order, chosen: Chosen, *, preview: bool) -> int:
+    """`remand redrive`: another round for chosen items. The exit status."""
+    with ledger(settings) as queries:
+        found = run_named(queries, run_id)
+        pipeline = load(found.target)
+        seqs = []
+        for name in chosen.items:
+            seq = queries.find(found.id, name)
+            if seq is None:
+                raise UsageError(f"run {found.id!r} has no item {name!r}")
+            seqs.append(seq)
+
+        def reopen(submissions: Submissions, *, only_count: bool) -> int:
+            return submissions.redrive(
+                found.id,
+                pipeline.fingerprint,
+                reasons=chosen.reasons,
+                dispositions=(Disposition.QUARANTINE.value,) if chosen.quarantined else (),
+                seqs=seqs,
+                preview=only_count,
+            )
+
+        count = reopen(Submissions(queries.database), only_count=True)
+    if order.json and preview:
+        worst = pipeline.worst_case()
+        write_json({"items": count, "generations_at_worst": worst.generations * count})
+    if preview or not count:
+        say_quietly(order, f"{plural(count, 'item')} to be done again")
+        if count:
+            _say_worst_case(pipeline, count, quiet=order.quiet)
+        return 0
+    check_model_server(pipeline, settings)
+    _say_worst_case(pipeline, count, quiet=order.quiet)
+    output = Output(order.destination(), source=None)
+    order = replace(order, run_id=found.id)
+    with _Work(settings, order, found.target, pipeline, output) as work:
+        work.run = Run(found.id, work.client, pipeline)
+        if not work.until_settled():
+            return work.interrupted()
+        again = reopen(work.client.submissions, only_count=False)
+        say_quietly(order, f"run {found.id}: {plural(again, 'item')} to be done again")
         return work.until_done()
 
 

@@ -182,6 +182,7 @@ def upgrade() -> None:
         sa.Column("input_tokens", sa.Integer(), server_default="0", nullable=False),
         sa.Column("output_tokens", sa.Integer(), server_default="0", nullable=False),
         sa.Column("closed_at", sa.Float(), nullable=True),
+        sa.Column("purged", sa.Integer(), server_default="0", nullable=False),
         sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name=op.f("fk_items_run_id"), ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("run_id", "seq", name=op.f("pk_items")),
         sa.UniqueConstraint("run_id", "key", name=op.f("uq_items_run_id_key")),
@@ -216,10 +217,22 @@ def upgrade() -> None:
             postgresql_where=sa.text("state = 'pending'"),
         )
         batch_op.create_index("ix_items_status", ["run_id", "state", "status", "disposition"], unique=False)
+        batch_op.create_index(
+            "ix_items_unpurged",
+            ["closed_at"],
+            unique=False,
+            sqlite_where=sa.text("state = 'closed' AND purged = 0"),
+            postgresql_where=sa.text("state = 'closed' AND purged = 0"),
+        )
 
 
 def downgrade() -> None:
     with op.batch_alter_table("items", schema=None) as batch_op:
+        batch_op.drop_index(
+            "ix_items_unpurged",
+            sqlite_where=sa.text("state = 'closed' AND purged = 0"),
+            postgresql_where=sa.text("state = 'closed' AND purged = 0"),
+        )
         batch_op.drop_index("ix_items_status")
         batch_op.drop_index(
             "ix_items_pending",
