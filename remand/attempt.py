@@ -112,9 +112,13 @@ def code_of(value: object) -> str:
 
 
 def to_json(producer: Producer[Any], value: object) -> bytes:
-    """`value` as the JSON bytes that cross between steps. Raises `StructuralFailure` where it cannot cross."""
+    """`value` as the JSON bytes that cross between steps. Raises `StructuralFailure` where it cannot cross.
+
+    Plain data that fits the output type, such as a dictionary for a model, is taken as that type.
+    """
     adapter = producer.adapter
     try:
+        value = adapter.validate_python(value)
         plain = adapter.dump_python(value, mode="json", warnings="error", round_trip=True)
         lost = _loses_numbers(adapter.dump_python(value, round_trip=True), plain)
         data = json.dumps(plain, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()

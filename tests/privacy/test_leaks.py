@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 
 import pytest
-from privacy_kit.readers import READERS, bodies
+from privacy_kit.readers import READERS, bodies, task_messages
 from privacy_kit.texts import CONTROL, MARKERS, around, kinds_in, planted
 
 from remand_tasks.token import Token
@@ -97,11 +97,8 @@ def test_everything_happened_that_can_leak(evidence: Path) -> None:
 @pytest.mark.workers
 def test_task_messages_hold_tokens_and_nothing_else(evidence: Path) -> None:
     seen = 0
-    for body in bodies(evidence):
-        message = json.loads(body)
-        if not isinstance(message, list):
-            continue  # events and remote control
-        arguments, keywords, embedded = message
+    for body in bodies(task_messages(evidence)):
+        arguments, keywords, embedded = json.loads(body)
         if arguments == [CONTROL]:
             continue  # the tests' own
         assert [str(Token.parse(each)) for each in arguments] == arguments

@@ -213,9 +213,9 @@ class Leaving(BaseModel):
         (Point, Point(x=1, label="\udfff")),
         (None, object()),
         (None, {"a": object()}),
-        (Point, {"x": 1}),
+        (Point, {"x": "far"}),
         (Point, None),
-        (int, "1"),
+        (int, "one"),
         (Leaving, Leaving.model_construct(x=1)),
     ],
     ids=[
@@ -226,9 +226,9 @@ class Leaving(BaseModel):
         "lone surrogate in a model",
         "object",
         "nested object",
-        "mapping for a model",
+        "mapping that no model takes",
         "none for a model",
-        "text for a number",
+        "text that is no number",
         "validation that exits",
     ],
 )
@@ -490,3 +490,10 @@ def test_a_producer_that_keeps_its_own_deadline_is_given_a_little_longer() -> No
 def test_a_subclass_without_a_call_is_an_operational_failure() -> None:
     made = produce(Producer("empty", version="1"), context({}), None)
     assert (made.production, made.error_type) == (Production.OPERATIONAL, "TypeError")
+
+
+def test_plain_data_that_fits_the_output_type_is_taken_as_that_type() -> None:
+    made = attempt(Produced({"x": 1}), output=Point)
+    assert made.production is Production.CANDIDATE
+    assert made.candidate is not None
+    assert Point.model_validate_json(made.candidate).x == 1

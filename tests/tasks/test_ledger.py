@@ -19,6 +19,7 @@ from remand_policy import (
     Disposition,
     Production,
     Reason,
+    Report,
     Retry,
     Situation,
     Source,
@@ -114,10 +115,8 @@ def decide(
     return ledger.commit(before, plan, NOW, change, closing=isinstance(decision, Close | Advance))
 
 
-def rows_report() -> Any:
+def rows_report() -> Report:
     """The report of an attempt that gave a candidate without validators."""
-    from remand_policy import Report
-
     return Report(production=Production.CANDIDATE)
 
 

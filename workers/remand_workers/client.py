@@ -6,7 +6,7 @@ import json
 import secrets
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -137,6 +137,15 @@ class Run:
         """Give its failed and cancelled items a new round. How many those are."""
         pipeline = self.pipeline or self._load()
         return self.client.submissions.resume(self.id, pipeline.fingerprint)
+
+    def redrive(
+        self, *, reasons: Sequence[str] = (), dispositions: Sequence[str] = (), items: Sequence[int] = ()
+    ) -> int:
+        """Give chosen items that ended badly a new round: those that fit all that is named. How many those are."""
+        pipeline = self.pipeline or self._load()
+        return self.client.submissions.redrive(
+            self.id, pipeline.fingerprint, reasons=reasons, dispositions=dispositions, seqs=items
+        )
 
     def _load(self) -> Pipeline:
         run = self.client.queries.run(self.id)

@@ -130,7 +130,6 @@ items = Table(
     UniqueConstraint("run_id", "key"),
     ForeignKeyConstraint(["run_id"], ["runs.id"], ondelete="CASCADE"),
     Index("ix_items_due", "due_at", sqlite_where=text(OPEN), postgresql_where=text(OPEN)),
-    Index("ix_items_open", "run_id", "state", sqlite_where=text(OPEN), postgresql_where=text(OPEN)),
     Index(
         "ix_items_pending",
         "run_id",

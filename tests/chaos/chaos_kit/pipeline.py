@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from remand import Context, Pipeline, Policy, Stage, Throttled, accept, producer, reject, validator
+from remand import Context, Pipeline, Policy, Produced, Stage, Throttled, accept, producer, reject, validator
 from remand.llm import ChatProducer
 from remand_workers.app import QUEUES
 
@@ -129,7 +129,7 @@ def poisoned(context: Context, correction: Any) -> Any:
     said = Made.model_validate_json(post(_who(context), "scripted"))
     if context.input["do"] == "kill":
         os._exit(9)
-    return said
+    return Produced(said)
 
 
 poison = Pipeline(
@@ -160,14 +160,14 @@ def odd(context: Context, correction: Any) -> Any:
     """Gives or raises what a queue may not like."""
     match context.input["do"]:
         case "huge":
-            return {"text": "x" * 3_000_000}
+            return Produced({"text": "x" * 3_000_000})
         case "unpicklable":
             raise Unpicklable()
         case "particular":
             raise Particular("a", "b")
         case "throttled":
             raise Throttled(0.1)
-    return {"text": "small"}
+    return Produced({"text": "small"})
 
 
 @validator(version="1", timeout=10.0, execution_retries=0)
@@ -191,7 +191,7 @@ oddities = Pipeline(
 @producer(version="1", output=dict[str, int])
 def quick(context: Context, correction: Any) -> Any:
     """No model: for runs that are long."""
-    return {"n": context.input["n"]}
+    return Produced({"n": context.input["n"]})
 
 
 @validator(version="1", timeout=10.0)

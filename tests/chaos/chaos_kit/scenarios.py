@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from remand_policy import Status
 from remand_tasks.faults import POINTS
 
 from .checks import Tally
@@ -318,7 +319,7 @@ def cancelled_while_down(ground: Ground) -> Tally:
         now = len(live.model.calls_of(live.run.id))
         if now != paid[0]:
             tally.problems.append(f"{now - paid[0]} model calls after the cancellation")
-        if live.run.status().end("cancelled") == 0:  # type: ignore[arg-type]
+        if live.run.status().end(Status.CANCELLED) == 0:
             tally.problems.append("nothing was cancelled")
 
     return ground.run(

@@ -22,10 +22,10 @@ def _files(*patterns: str) -> Reader:
     return read
 
 
-def bodies(folder: Path) -> list[bytes]:
-    """The decoded body of every message that went through the server."""
+def bodies(traffic: bytes) -> list[bytes]:
+    """The decoded body of every message in there."""
     found = []
-    for coded in _BODY.findall((folder / "traffic").read_bytes()):
+    for coded in _BODY.findall(traffic):
         try:
             found.append(base64.b64decode(coded, validate=True))
         except binascii.Error as error:
@@ -33,9 +33,20 @@ def bodies(folder: Path) -> list[bytes]:
     return found
 
 
+def task_messages(folder: Path) -> bytes:
+    """The commands that carry task messages."""
+    return b"\n".join(
+        line for line in (folder / "traffic").read_bytes().split(b"\n") if b"argsrepr" in line
+    )
+
+
 def _messages(folder: Path) -> bytes:
-    whole = [line for line in (folder / "traffic").read_bytes().split(b"\n") if b"argsrepr" in line]
-    return b"\n".join([*bodies(folder), *whole])
+    return b"\n".join([*bodies(task_messages(folder)), task_messages(folder)])
+
+
+def _traffic(folder: Path) -> bytes:
+    whole = (folder / "traffic").read_bytes()
+    return b"\n".join([whole, *bodies(whole)])
 
 
 def _ledger(folder: Path) -> bytes:
@@ -58,7 +69,7 @@ def _left_files(folder: Path) -> bytes:
 
 
 READERS: dict[str, Reader] = {
-    "server traffic": _files("traffic"),
+    "server traffic": _traffic,
     "task messages": _messages,
     "redis keys": _files("keys"),
     "vault bytes": _files("vault"),

@@ -76,17 +76,19 @@ class Story:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.work, self.temp, self.data = (folder / name for name in ("work", "temp", "data"))
-        for each in (self.work, self.temp, self.data, folder / "notes"):
+        for each in (self.work, self.temp, self.data, folder / "notes", folder / "notes-local"):
             each.mkdir(parents=True)
         self._environment: dict[str, str] = {}
+        self._local_environment: dict[str, str] = {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._seen: set[bytes] = set()
 
     def tell(self) -> None:
         """From the start to an orderly end."""
         with ExitStack() as stack:
-            model = Model()
-            stack.enter_context(model.server)
+            model, for_local = Model(), Model()
+            for each in (model, for_local):
+                stack.enter_context(each.server)
             embedded = Embedded(Settings(_env_file=None, home=self.folder / "home"))
             stack.enter_context(embedded)
             settings = embedded.settings
@@ -106,6 +108,11 @@ class Story:
                 "PYTHONDONTWRITEBYTECODE": "1",
             }
             stack.callback(self._end_all)
+            self._local_environment = {
+                **self._environment,
+                "REMAND_MODEL_BASE_URL": for_local.server.base_url,
+                "PRIVACY_NOTES": str(self.folder / "notes-local" / "planted.tsv"),
+            }
             self._watched(settings, model, stack)
 
     # -------------------------------------------------------------------------------------------- processes
@@ -113,8 +120,9 @@ class Story:
     def _start(self, name: str, *arguments: str, **streams: Any) -> subprocess.Popen[bytes]:
         with open(self.folder / f"{name}.out", "wb") as out, open(self.folder / f"{name}.err", "wb") as err:
             given = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err, **streams}
+            environment = self._local_environment if name == "local" else self._environment
             process = subprocess.Popen(
-                [sys.executable, "-m", *arguments], cwd=self.work, env=self._environment, **given
+                [sys.executable, "-m", *arguments], cwd=self.work, env=environment, **given
             )
         self._processes[name] = process
         return process
@@ -167,11 +175,10 @@ class Story:
         self._main_run(app)
         self._finish("client")
         self._finish("local")
-        self._commands(settings)
+        self._commands(app)
         app.send_task("remand.produce", args=[CONTROL], task_id=f"id-{CONTROL}", queue=PRODUCE)
         until(lambda: f"id-{CONTROL}" in events.tasks, "the last event")
         until(lambda: not keys.left(), "an empty vault")
-        self._inspect(app)
         self._dashboard(events.tasks)
         self._metrics()
         self._introspection(broker)
@@ -249,12 +256,12 @@ class Story:
     def _look_at_processes(self) -> None:
         self._seen.add(processes(process.pid for process in self._processes.values()))
 
-    def _commands(self, settings: Settings) -> None:
+    def _commands(self, app: Any) -> None:
         shown = [
             ["status"], ["status", "--json"], ["status", RUN], ["status", RUN, "--json"], ["status", "--watch", RUN],
             ["quarantine", RUN], ["quarantine", RUN, "--json"], ["config"], ["config", "--json"],
             ["doctor", "privacy_kit.pipeline:pipeline"], ["cancel", RUN], ["show", RUN, "no such item"],
-            *(["show", RUN, do] for do in ITEMS), *(["show", RUN, do, "--json"] for do in ITEMS),
+            *(["show", RUN, do, *["--json"] * (number % 2)] for number, do in enumerate(ITEMS)),
         ]  # fmt: skip
         with_data = [["show", RUN, do, "--payload"] for do in ("good", "module_guided", "module_falls_back")]
         for name, commands in (("cli", shown), ("payload", with_data), ("results", [["results", RUN]])):
@@ -262,6 +269,7 @@ class Story:
             assert process.stdin is not None
             with process.stdin as stdin:
                 stdin.write(json.dumps(commands).encode())
+        self._inspect(app)
         for name in ("cli", "payload", "results"):
             self._finish(name)
 

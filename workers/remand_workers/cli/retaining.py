@@ -41,9 +41,10 @@ def purge(
     for status in statuses:
         if status not in list(Status):
             raise UsageError(f"there is no status {status!r}; there are {', '.join(Status)}")
+    before = None if older_than is None else time.time() - seconds(older_than)
     with ledger(settings) as queries:
         which = Which(
-            before=None if older_than is None else time.time() - seconds(older_than),
+            before=before,
             run_id=None if run is None else run_named(queries, run).id,
             statuses=tuple(statuses),
             payloads_only=payloads_only,

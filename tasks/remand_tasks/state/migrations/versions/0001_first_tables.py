@@ -203,13 +203,6 @@ def upgrade() -> None:
             postgresql_where=sa.text("state IN ('waiting','in_flight')"),
         )
         batch_op.create_index(
-            "ix_items_open",
-            ["run_id", "state"],
-            unique=False,
-            sqlite_where=sa.text("state IN ('waiting','in_flight')"),
-            postgresql_where=sa.text("state IN ('waiting','in_flight')"),
-        )
-        batch_op.create_index(
             "ix_items_pending",
             ["run_id", "seq"],
             unique=False,
@@ -238,11 +231,6 @@ def downgrade() -> None:
             "ix_items_pending",
             sqlite_where=sa.text("state = 'pending'"),
             postgresql_where=sa.text("state = 'pending'"),
-        )
-        batch_op.drop_index(
-            "ix_items_open",
-            sqlite_where=sa.text("state IN ('waiting','in_flight')"),
-            postgresql_where=sa.text("state IN ('waiting','in_flight')"),
         )
         batch_op.drop_index(
             "ix_items_due",
