@@ -10,7 +10,7 @@ refuses to act on names that are not in `POINTS`, so that a test cannot arm a po
 |---|---|
 | `@0.05` | with this probability each time |
 | `#3` | the third time in this process, and no other |
-| `*5` | five times in all. With `REMAND_FAULTS_ONCE_DIR`, counted over all processes that share that folder; without, in this one |
+| `*5` | five times in all, over all processes that share `REMAND_FAULTS_ONCE_DIR`; without it, in this one |
 
 The actions are `kill` (SIGKILL to itself), `stop:2.0` (SIGSTOP; whoever reads the folder continues it after so many
 seconds), `raise` (`InjectedFault`), and for the point `send` alone `double` and `drop`: every task message, links of

@@ -35,12 +35,26 @@ def rows(ground: Ground, times: int) -> Iterator[tuple[str, Callable[[], Tally]]
     yield "kill -9 at pulse.cancelled", lambda: scenarios.killed_at_cancelling(ground)
     yield "kill -9 anywhere", lambda: scenarios.killed_at_random(ground)
     yield "kill -9 of all at once", lambda: scenarios.all_killed_at_once(ground)
-    yield "exception in a step", lambda: _together(
-        scenarios.broken_at(ground, point, times=1, items=6) for point in KILL_POINTS if point != "step.forwarded"
+    yield (
+        "exception in a step",
+        lambda: _together(
+            scenarios.broken_at(ground, point, times=1, items=6)
+            for point in KILL_POINTS
+            if point != "step.forwarded"
+        ),
     )
-    yield "SIGSTOP past the claim, SIGCONT", lambda: _together(
-        scenarios.frozen_long(ground, point)
-        for point in ("produce.claimed", "produce.called", "validate.judged", "coordinate.decided", "dispatch.opening")
+    yield (
+        "SIGSTOP past the claim, SIGCONT",
+        lambda: _together(
+            scenarios.frozen_long(ground, point)
+            for point in (
+                "produce.claimed",
+                "produce.called",
+                "validate.judged",
+                "coordinate.decided",
+                "dispatch.opening",
+            )
+        ),
     )
     yield "SIGSTOP within the claim", lambda: scenarios.frozen_briefly(ground)
     yield "poison input", lambda: scenarios.poisoned(ground)
@@ -71,7 +85,15 @@ def _together(tallies: Iterator[Tally]) -> Tally:
 
 
 def _line(tally: Tally) -> str:
-    numbers = (tally.times, tally.items, tally.lost, tally.closed_twice, tally.over_budget, tally.extra, tally.in_flight)
+    numbers = (
+        tally.times,
+        tally.items,
+        tally.lost,
+        tally.closed_twice,
+        tally.over_budget,
+        tally.extra,
+        tally.in_flight,
+    )
     cells = "".join(f"{number:>13,}" for number in numbers)
     return f"{tally.fault:36}{cells}{tally.seconds:>8.0f}{'  BROKEN' if tally.problems else ''}"
 
@@ -80,7 +102,9 @@ def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(prog="chaos_kit", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--stack", action="append", choices=NAMES, help="by default both")
-    parser.add_argument("--only", action="append", default=[], metavar="WORD", help="lines that hold this word")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="WORD", help="lines that hold this word"
+    )
     parser.add_argument("--times", type=int, default=9, help="kills at each point on each stack")
     parser.add_argument("--simulate", type=int, default=20_000, help="schedules of the simulator at the end")
     parser.add_argument("--soak", type=int, metavar="ITEMS", help="one long run instead of the table")
@@ -92,9 +116,13 @@ def main() -> int:
             try:
                 with stack(name) as made:
                     ground = Ground(made, zygote)
-                    print(f"\n{name}\n{COLUMNS[0]:36}{''.join(f'{column:>13}' for column in COLUMNS[1:-1])}{'s':>8}")
+                    print(
+                        f"\n{name}\n{COLUMNS[0]:36}{''.join(f'{column:>13}' for column in COLUMNS[1:-1])}{'s':>8}"
+                    )
                     if given.soak:
-                        tally = scenarios.long_run(ground, items=given.soak, report=lambda text: print(text, flush=True))
+                        tally = scenarios.long_run(
+                            ground, items=given.soak, report=lambda text: print(text, flush=True)
+                        )
                         tallies = iter([tally])
                     else:
                         tallies = (

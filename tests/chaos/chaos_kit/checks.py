@@ -43,7 +43,16 @@ class Tally:
 
     def add(self, other: Tally) -> None:
         """Count another line into this one."""
-        for name in ("times", "items", "lost", "closed_twice", "over_budget", "extra", "in_flight", "seconds"):
+        for name in (
+            "times",
+            "items",
+            "lost",
+            "closed_twice",
+            "over_budget",
+            "extra",
+            "in_flight",
+            "seconds",
+        ):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.problems += other.problems
 
@@ -131,7 +140,11 @@ def _closed_twice(decided: Any, problems: list[str], rows: Any) -> int:
         )
         closings[receipt["seq"], receipt["round"]] += ends
     for row in rows:
-        if row["state"] == "closed" and row["status"] != "cancelled" and closings[row["seq"], row["round"]] == 0:
+        if (
+            row["state"] == "closed"
+            and row["status"] != "cancelled"
+            and closings[row["seq"], row["round"]] == 0
+        ):
             problems.append(f"item {row['seq']} is closed without a receipt")
     return sum(count > 1 for count in closings.values())
 
@@ -178,16 +191,18 @@ def _generations(
             lost = [(call.pid, call.stage, call.attempt) for call in unseen if call.pid not in died]
             problems.append(f"item {item}: calls of processes that live were never published: {lost}")
         if len(mine) - unpublished != GENERATIONS[inputs[item]] and row["status"] == "accepted":
-            problems.append(f"item {item} ({inputs[item]}): {len(mine)} generations, {unpublished} unpublished")
+            problems.append(
+                f"item {item} ({inputs[item]}): {len(mine)} generations, {unpublished} unpublished"
+            )
         if row["generations"] > len(mine):
             problems.append(f"item {item}: the ledger counts {row['generations']} generations of {len(mine)}")
     for (item, name), value in values.items():
         if value["call"] not in seen:
             problems.append(f"item {item}: {name} was never shown to a validator")
     for call in calls:
-        if call.do == "correct" and call.stage == "first" and call.attempt == 2 and not flushed:
-            if call.messages != 3:
-                problems.append(f"item {call.item}: attempt 2 was asked with {call.messages} messages")
+        corrected = call.do == "correct" and call.stage == "first" and call.attempt == 2
+        if corrected and call.messages != 3 and not flushed:
+            problems.append(f"item {call.item}: attempt 2 was asked with {call.messages} messages")
     if not flushed and tally.extra > tally.in_flight:
         problems.append(f"{tally.extra} extra generations, {tally.in_flight} in flight in what died")
 

@@ -111,8 +111,7 @@ class Worker:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
-    @property
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether its present process takes messages."""
         return self.alive and f"ready {self.pid}\n" in self.log.read_text(errors="replace")
 
@@ -132,7 +131,9 @@ class Crew:
         self._faults.mkdir()
         self._continuer = threading.Thread(target=self._continue, name="chaos-continuer", daemon=True)
 
-    def hire(self, count: int = 1, *, again: bool = True, fresh: bool = False, **variables: str) -> list[Worker]:
+    def hire(
+        self, count: int = 1, *, again: bool = True, fresh: bool = False, **variables: str
+    ) -> list[Worker]:
         """Start workers, with more variables in their environment."""
         hired = []
         for _ in range(count):
@@ -148,7 +149,7 @@ class Crew:
 
     def await_ready(self) -> None:
         """Wait until every worker takes messages."""
-        until(lambda: all(worker.ready for worker in self.workers), "workers are ready")
+        until(lambda: all(worker.is_ready() for worker in self.workers), "workers are ready")
 
     @property
     def faults(self) -> list[tuple[str, int, str]]:

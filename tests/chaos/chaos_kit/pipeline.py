@@ -120,7 +120,9 @@ def deadly(value: Made, context: Context) -> Any:
     return accept()
 
 
-judged_to_death = Pipeline("judged-to-death", version="1", stages=[Stage("first", chat, [deadly], retries=2, backoff=0)])
+judged_to_death = Pipeline(
+    "judged-to-death", version="1", stages=[Stage("first", chat, [deadly], retries=2, backoff=0)]
+)
 
 
 @producer(version="1", output=Made)
@@ -204,5 +206,7 @@ long_run = Pipeline("long-run", version="1", stages=[Stage("first", quick, [smal
 
 # A worker with another version of this one has CHAOS_VERSION set.
 versioned = Pipeline(
-    "versioned", version=os.environ.get("CHAOS_VERSION", "1"), stages=[Stage("first", chat, [last], retries=1)]
+    "versioned",
+    version=os.environ.get("CHAOS_VERSION", "1"),
+    stages=[Stage("first", chat, [last], retries=1)],
 )

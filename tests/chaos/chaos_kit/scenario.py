@@ -35,6 +35,14 @@ class Live:
         """Items that have closed."""
         return self.run.status().closed
 
+    def ended(self) -> bool:
+        """Whether the run is over."""
+        return self.run.status().run.ended_at is not None
+
+    def has_moved(self, calls: int) -> bool:
+        """Whether the model was asked more than `calls` times in this run, or the run is over."""
+        return len(self.model.calls_of(self.run.id)) > calls or self.ended()
+
     def await_closed(self, count: int) -> None:
         """Wait until so many items have closed."""
         until(lambda: self.closed() >= count, f"{count} items have closed")
@@ -93,6 +101,7 @@ def scenario(
                     crew.await_ready()
                     during(live)
                 status = _end(run, patience, tally, crew, folder)
+                tally.times = len(crew.faults) if counted else 1
                 if status is not None:
                     examine(
                         tally, stack, model, run.id, status.value, count=len(inputs), died=crew.died, flushed=flushed,
@@ -100,7 +109,6 @@ def scenario(
                     )  # fmt: skip
                     if after is not None:
                         after(live, tally)
-                tally.times = len(crew.faults) if counted else 1
             tally.problems += [f"the model's script raised {error!r}" for error in model.errors[:3]]
             if keys.immortal:
                 tally.problems.append(f"keys without an expiry: {sorted(keys.immortal)[:3]}")

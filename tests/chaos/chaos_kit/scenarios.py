@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import threading
@@ -14,10 +15,9 @@ from remand_tasks.faults import POINTS
 
 from .checks import Tally
 from .crew import Worker, Zygote
-from .pipeline import EXECUTION_RETRIES
 from .scenario import Live, inputs_of, scenario
 from .services import until
-from .stacks import POSTGRES, SQLITE, Stack
+from .stacks import SQLITE, Stack
 
 ONCE_A_RUN = frozenset({"pulse.admitted", "pulse.ended", "pulse.swept"})
 """Passed once in a run: to see a fault there often takes many runs."""
@@ -85,21 +85,22 @@ def killed_at_random(ground: Ground, *, times: int = 20, items: int = 40) -> Tal
     hits: list[int] = []
 
     def hunt(live: Live) -> None:
-        calls = len(live.model.calls_of(live.run.id))
-        while len(hits) < times and live.run.status().run.ended_at is None:
+        while len(hits) < times and not live.ended():
             victim = live.crew.workers[len(hits) % len(live.crew.workers)]
-            until(lambda: victim.ready, "the next one is ready")
+            paid = len(live.model.calls_of(live.run.id))
+            until(victim.is_ready, "the next one is ready")
             victim.signal(signal.SIGKILL)
             hits.append(victim.pid)
-            calls += 1
-            seen = calls
-            until(
-                lambda: len(live.model.calls_of(live.run.id)) > seen or live.run.status().run.ended_at is not None,
-                "the run goes on",
-            )
+            until(functools.partial(live.has_moved, paid), "the run goes on")
 
     tally = ground.run(
-        "kill -9 anywhere", inputs=inputs_of(items), workers=3, during=hunt, delay=0.15, patience=200.0, counted=False
+        "kill -9 anywhere",
+        inputs=inputs_of(items),
+        workers=3,
+        during=hunt,
+        delay=0.15,
+        patience=200.0,
+        counted=False,
     )
     tally.times = len(hits)
     return tally
@@ -112,13 +113,15 @@ def all_killed_at_once(ground: Ground, *, times: int = 3) -> Tally:
     def strike(live: Live) -> None:
         for round in range(times):
             live.await_closed(2 * round)
-            until(lambda: all(worker.ready for worker in live.crew.workers), "all are there")
+            until(lambda: all(worker.is_ready() for worker in live.crew.workers), "all are there")
             for worker in live.crew.workers:
                 worker.signal(signal.SIGKILL)
                 hits.append(worker.pid)
             until(lambda: all(worker.pid not in hits for worker in live.crew.workers), "all are replaced")
 
-    tally = ground.run("kill -9 of all at once", inputs=inputs_of(24), during=strike, delay=0.2, counted=False)
+    tally = ground.run(
+        "kill -9 of all at once", inputs=inputs_of(24), during=strike, delay=0.2, counted=False
+    )
     tally.times = len(hits)
     return tally
 
@@ -127,10 +130,13 @@ def frozen_long(ground: Ground, point: str, *, times: int = 2) -> Tally:
     """SIGSTOP until the claim was condemned, then SIGCONT: what it brings then changes nothing."""
 
     def late(live: Live, tally: Tally) -> None:
-        until(lambda: all(worker.ready for worker in live.crew.workers), "the frozen ones are back")
+        until(lambda: all(worker.is_ready() for worker in live.crew.workers), "the frozen ones are back")
         refused = "late: what was produced is refused"
         if point == "produce.called":
-            until(lambda: sum(refused in worker.log.read_text() for worker in live.crew.workers), "a late result")
+            until(
+                lambda: sum(refused in worker.log.read_text() for worker in live.crew.workers),
+                "a late result",
+            )
 
     return ground.run(
         "SIGSTOP past the claim, SIGCONT",
@@ -177,7 +183,13 @@ def broker_restarted(ground: Ground, *, times: int = 1) -> Tally:
 
     one = ground.stack.name == SQLITE
     tally = ground.run(
-        "broker restarted", inputs=inputs_of(30), during=restart, delay=0.3, flushed=one, counted=False, patience=150
+        "broker restarted",
+        inputs=inputs_of(30),
+        during=restart,
+        delay=0.3,
+        flushed=one,
+        counted=False,
+        patience=150,
     )
     tally.times = times
     if not one and tally.extra:
@@ -238,7 +250,7 @@ def poisoned(ground: Ground, *, poison: int = 1, neighbours: int = 30) -> Tally:
                 tally.problems.append(f"neighbour {outcome.item} ended {outcome.status} ({outcome.code})")
         tally.times = sum(len(worker.ended) for worker in live.crew.workers)
 
-    tally = ground.run(
+    return ground.run(
         "poison input" if poison == 1 else f"{poison} poison inputs at once",
         inputs=inputs,
         pipeline="chaos_kit.pipeline:poison",
@@ -251,7 +263,6 @@ def poisoned(ground: Ground, *, poison: int = 1, neighbours: int = 30) -> Tally:
         counted=False,
         patience=115.0,
     )
-    return tally
 
 
 def judged_to_death(ground: Ground) -> Tally:
@@ -369,7 +380,7 @@ def another_version(ground: Ground) -> Tally:
         if live.model.calls_of(live.run.id) or live.closed():
             raise AssertionError("a worker with another version touched the run")
 
-    tally = ground.run(
+    return ground.run(
         "worker with another version",
         inputs=inputs_of(8, ["good"]),
         pipeline="chaos_kit.pipeline:versioned",
@@ -378,7 +389,6 @@ def another_version(ground: Ground) -> Tally:
         scripted=False,
         counted=False,
     )
-    return tally
 
 
 # ------------------------------------------------------------------------------- messages and values: B9, Q9, C10
@@ -394,7 +404,9 @@ def doubled(ground: Ground, *, items: int = 24) -> Tally:
 
 def dropped(ground: Ground, *, items: int = 24) -> Tally:
     """A fifth of all messages lost on the way."""
-    tally = ground.run("a fifth of messages lost", inputs=inputs_of(items), faults="send=drop@0.2", counted=False)
+    tally = ground.run(
+        "a fifth of messages lost", inputs=inputs_of(items), faults="send=drop@0.2", counted=False
+    )
     if tally.extra:
         tally.problems.append(f"{tally.extra} extra generations")
     return tally
@@ -473,7 +485,9 @@ def correction_expired(ground: Ground) -> Tally:
 # --------------------------------------------------------------------------------------------------- Q11
 
 
-def long_run(ground: Ground, *, items: int = 2_000, window: int = 64, report: Callable[[str], None] | None = None) -> Tally:
+def long_run(
+    ground: Ground, *, items: int = 2_000, window: int = 64, report: Callable[[str], None] | None = None
+) -> Tally:
     """Q11: a long run. Memory of workers and the depth of the queues stay flat."""
     memory: list[int] = []
     depths: list[int] = []
@@ -483,7 +497,7 @@ def long_run(ground: Ground, *, items: int = 2_000, window: int = 64, report: Ca
         pause = threading.Event()
         share = max(items // 20, 1)
         for part in range(1, 21):
-            while live.closed() < part * share and live.run.status().run.ended_at is None:
+            while live.closed() < part * share and not live.ended():
                 pause.wait(0.1)
             depths.append(ground.stack.depth())
             memory.append(sum(_resident(worker.pid) for worker in live.crew.workers))
@@ -524,5 +538,3 @@ def _resident(pid: int) -> int:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         return 0
-
-

@@ -158,7 +158,9 @@ class Postgres:
         user = _unprivileged("postgres")
         if user is not None:
             shutil.chown(folder, user)
-        as_user = {} if user is None else {"user": user, "group": pwd.getpwnam(user).pw_gid, "extra_groups": []}
+        as_user = (
+            {} if user is None else {"user": user, "group": pwd.getpwnam(user).pw_gid, "extra_groups": []}
+        )
         made = subprocess.run(
             [str(binaries / "initdb"), "-D", str(self._data), "-U", "remand", "-A", "trust", "-E", "UTF8",
              "--locale=C", "--no-sync"],

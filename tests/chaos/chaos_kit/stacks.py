@@ -42,7 +42,9 @@ NAMES = (SQLITE, POSTGRES)
 class Stack:
     """Services, their settings, and what can be done to them in the middle of a run. Used as a context manager."""
 
-    def __init__(self, name: str, folder: Path, broker: Valkey | Rabbit, vault: Valkey, settings: Settings) -> None:
+    def __init__(
+        self, name: str, folder: Path, broker: Valkey | Rabbit, vault: Valkey, settings: Settings
+    ) -> None:
         self.name = name
         self.folder = folder
         self.broker = broker
@@ -81,7 +83,9 @@ class Stack:
         if isinstance(self.broker, Valkey):
             return sum(int(self.vault.client.llen(queue)) for queue in WORKER_QUEUES)
         with Connection(self.broker.url) as line, line.channel() as channel:
-            return sum(channel.queue_declare(queue, passive=True).message_count for queue in self._queues(channel))
+            return sum(
+                channel.queue_declare(queue, passive=True).message_count for queue in self._queues(channel)
+            )
 
     def put_back(self) -> None:
         """As new for the next scenario: no message, no record, no text."""

@@ -1,4 +1,4 @@
-"""Starts worker processes fast: this process has imported everything and has no thread, and each worker is a fork of it.
+"""Starts worker processes fast: it has imported everything and has no thread, and each worker is a fork of it.
 
 It reads one JSON object a line from standard input (`number`, `environment`, `log`, `fresh`) and says `started NUMBER
 PID` and `ended NUMBER STATUS` on standard output (a negative status is the signal that ended it). When its input ends
@@ -54,7 +54,9 @@ def _start(order: dict[str, Any]) -> int:
     try:
         _become(order)
         if order.get("fresh"):
-            program = "import remand_tasks.faults; from chaos_kit.zygote import serve; raise SystemExit(serve())"
+            program = (
+                "import remand_tasks.faults; from chaos_kit.zygote import serve; raise SystemExit(serve())"
+            )
             os.execve(sys.executable, [sys.executable, "-c", program], dict(os.environ))
         from remand_tasks import faults
 

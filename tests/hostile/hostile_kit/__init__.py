@@ -1,0 +1,1 @@
+"""What the tests of hostile input share: a pipeline and a live worker."""
