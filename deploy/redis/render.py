@@ -4,8 +4,8 @@
 
 The files hold hashes; the passwords go to standard output, one `NAME=PASSWORD` a line. A password that the environment
 has under that name is kept, so that a second call with them changes nothing else. `--queue` names each queue that
-a validator has for itself (`@validator(queue=...)`). For one server in both parts, give it both files in one. Needs
-nothing but Python. It refuses passwords that would have to be escaped in a URL.
+a validator has for itself (`@validator(queue=...)`). With `--one-server` all accounts are in one file, `redis.acl`.
+Needs nothing but Python. It refuses passwords that would have to be escaped in a URL.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--queue", action="append", default=[], help="a validator's own queue; may be repeated"
     )
+    parser.add_argument("--one-server", action="store_true", help="one file, for a server that is both")
     given = parser.parse_args(arguments)
     pages = {name: (HERE / f"{name}.acl.in").read_text("utf-8") for name in PAGES}
     wanted = [name for page in pages.values() for name in names(page)]
@@ -73,8 +74,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"letters, digits, - and _ only, passwords of 8 or more: {', '.join(bad)}", file=sys.stderr)  # noqa: T201
         return 2
     given.into.mkdir(parents=True, exist_ok=True)
-    for name, page in pages.items():
-        (given.into / f"{name}.acl").write_text(rendered(page, passwords, given.queue), "utf-8")
+    made = {name: rendered(page, passwords, given.queue) for name, page in pages.items()}
+    if given.one_server:
+        made = {"redis": "".join(dict.fromkeys("".join(made.values()).splitlines(keepends=True)))}
+    for name, text in made.items():
+        (given.into / f"{name}.acl").write_text(text, "utf-8")
     sys.stdout.writelines(f"{name}={password}\n" for name, password in passwords.items())
     return 0
 

@@ -190,7 +190,7 @@ pipeline = Pipeline(
     stages=[
         Stage(
             "extract",
-            ChatProducer(Citation, messages, name="citation-reader", version="1", temperature=0.0, max_tokens=200),
+            ChatProducer(Citation, messages, name="citation-reader", version="1", temperature=0.0, max_tokens=200, timeout=120.0),
             validators=[
                 author_is_printed,
                 author_is_one_family_name,
@@ -204,5 +204,7 @@ pipeline = Pipeline(
             retries=2,
         )
     ],
-    policy=Policy(semantic_rejection="quarantine", structural_failure="quarantine"),
+    policy=Policy(
+        semantic_rejection="quarantine", structural_failure="quarantine", operational_failure="quarantine"
+    ),
 )

@@ -63,6 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with _local_server() as base_url:
             if base_url is None:
                 return 1
+            # It answers four requests at a time on a processor; more in line would only wait until they time out.
+            options.rest = ["--workers", "1", "--concurrency", "6", *options.rest]
             status = _extract(options, {"REMAND_MODEL_BASE_URL": base_url, "REMAND_MODEL": LOCAL_MODEL})
     if status not in (0, DEGRADED):
         return status

@@ -27,11 +27,12 @@ from remand_tasks.state.ledger import Ledger
 from remand_tasks.state.vault import KeyRing, Vault
 from remand_tasks.token import Token
 
-from . import logs
+from . import logs, remote
 from .settings import Settings
 from .telemetry import observer
 
 QUEUES = (PRODUCE, VALIDATE, COORDINATE, ALONE)
+_UNACKED = ("unacked", "unacked_index", "unacked_mutex")
 
 _runtimes: dict[int, Runtime] = {}
 _runtimes_lock = threading.Lock()
@@ -121,8 +122,12 @@ class PulseStep(bootsteps.StartStopStep):
     terminate = stop
 
 
-def create_app(settings: Settings) -> Celery:
-    """The Celery application for these settings. Results are not kept, JSON alone is accepted."""
+def create_app(settings: Settings, *, works: bool = True) -> Celery:
+    """The Celery application for these settings. Results are not kept, JSON alone is accepted.
+
+    With `works` false it is for one who only watches: on a Redis broker it keeps no hand in the table of unacknowledged
+    messages, which all who consume share and mend, so that its account needs no right to it.
+    """
     pipelines = Pipelines()
 
     class AMQP(CleanAMQP):
@@ -143,6 +148,8 @@ def create_app(settings: Settings) -> Celery:
             "socket_keepalive": True,
             "socket_connect_timeout": 5,
         }
+        if not works:
+            transport |= {f"{name}_key": f"watch.{name}" for name in _UNACKED}
     app.conf.update(
         remand_settings=settings,
         remand_pipelines=pipelines,
@@ -173,6 +180,7 @@ def create_app(settings: Settings) -> Celery:
         worker_redirect_stdouts=False,
         worker_concurrency=settings.concurrency,
         worker_pool=settings.pool,
+        worker_consumer="remand_workers.consumer:CarefulConsumer",
         worker_cancel_long_running_tasks_on_connection_loss=False,
         worker_enable_remote_control=True,
         event_queue_expires=60.0,
@@ -188,6 +196,7 @@ def create_app(settings: Settings) -> Celery:
             logs.bind(run=token.run, item=token.seq, stage=stage, attempt=token.attempt)
 
     register(app, lambda: runtime_of(app), bind)
+    remote.define()
     app.steps["worker"].add(PulseStep)
     return app
 

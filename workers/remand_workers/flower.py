@@ -92,9 +92,11 @@ def open_flower(app: Celery, settings: Settings) -> tuple[Flower, int]:
 
 def run_flower(settings: Settings, tell: Callable[[str], None]) -> int:
     """Serve Flower until SIGINT or SIGTERM; `tell` is told its address. The exit status."""
-    settings.require_services()
+    # It needs the broker alone: neither the vault's keys nor the ledger should be where a web page is served.
+    if settings.broker_url is None:
+        raise SettingsError((variable("broker_url"), "is not set: name the broker whose workers are to be seen"))
     logs.configure(settings)
-    flower, port = open_flower(create_app(settings), settings)
+    flower, port = open_flower(create_app(settings, works=False), settings)
     host = settings.flower_address or "127.0.0.1"
     tell(f"http://{f'[{host}]' if ':' in host else host}:{port}")
 

@@ -6,6 +6,7 @@ begins anew under the same process id, so that whoever watches it sees nothing d
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import signal
@@ -20,14 +21,20 @@ import celery.apps.worker
 from celery import signals
 from celery.apps.worker import Worker
 from celery.exceptions import SecurityWarning
+from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
 
 from remand.calls import hung_calls
+from remand_tasks.state import canary
+from remand_tasks.state.vault import KeyRing, VaultError
 
 from . import logs
-from .app import QUEUES, create_app
+from .app import QUEUES, connect, create_app
 from .settings import Settings
 
 log = logging.getLogger("remand.worker")
+
+MISCONFIGURED = 2
+"""The exit status of a worker that must not take any work as it is set up."""
 
 
 def run_worker(
@@ -39,7 +46,8 @@ def run_worker(
     attend: str | None = None,
     ready: Callable[[], None] | None = None,
 ) -> int:
-    """Serve `queues` until told to stop: SIGTERM and SIGINT finish what is held. The exit status: 130 after SIGINT.
+    """Serve `queues` until told to stop: SIGTERM and SIGINT finish what is held. The exit status: 130 after SIGINT,
+    2 where the vault's keys are not those of the other workers.
 
     `pipelines` are loaded before the first message, so that a broken one is refused at once (`PipelineError`).
     With `attend`, its pulse looks after that run alone; messages are served whichever run they are of. `ready` is
@@ -55,6 +63,8 @@ def run_worker(
     app.conf.remand_attend = attend
     for target in pipelines:
         app.conf.remand_pipelines.preload(target)
+    if not _has_the_others_keys(settings):
+        return MISCONFIGURED
     told = _tell_of_life(ready)
     worker = app.Worker(
         hostname=f"{name or f'remand-{os.getpid()}'}@{socket.gethostname()}",
@@ -72,6 +82,43 @@ def run_worker(
         log.warning("this process is replaced: abandoned calls hold too many of its threads")
         os.execv(sys.executable, sys.orig_argv)  # noqa: S606 - the same program with the same arguments
     return 130 if "SIGINT" in told else 0 if "SIGTERM" in told else int(worker.exitcode or 0)
+
+
+def _has_the_others_keys(settings: Settings) -> bool:
+    """Whether this worker opens what the last one that started sealed. Waits for the vault as Celery for the broker."""
+    assert settings.vault_keys is not None
+    keys = KeyRing.parse(settings.vault_keys.get_secret_value())
+    client = connect(settings)
+    pause = threading.Event()
+    try:
+        for wait in itertools.chain((0.5, 1.0, 2.0), itertools.repeat(5.0)):
+            try:
+                canary.compare(client, keys)
+                return True
+            except VaultError as error:
+                log.error(
+                    "REMAND_VAULT_KEYS is not what other workers have (%s): this worker has %s, and none of these "
+                    "opens what the last worker sealed. Give it the same keys, a new one in front and the old ones "
+                    "behind it. If the others' key is lost for good, delete %s from the vault's server. "
+                    "No work is taken",
+                    error.code,
+                    ", ".join(keys.ids),
+                    canary.KEY,
+                )
+                return False
+            except (AuthenticationError, NoPermissionError) as error:
+                log.error(
+                    "the vault's server refuses this worker (%s): check the account in REMAND_VAULT_URL and its "
+                    "rights. No work is taken",
+                    type(error).__name__,
+                )
+                return False
+            except RedisError as error:
+                log.warning("the vault's server cannot be reached (%s), trying again", type(error).__name__)
+            pause.wait(wait)
+    finally:
+        client.close()
+    raise AssertionError("the waits never end")
 
 
 def _quieten() -> None:

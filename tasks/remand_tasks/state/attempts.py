@@ -129,6 +129,7 @@ class Attempts:
         self._publish = redis.register_script(scripts.PUBLISH)
         self._claim_validators = redis.register_script(scripts.CLAIM_VALIDATORS)
         self._give_verdicts = redis.register_script(scripts.GIVE_VERDICTS)
+        self._give_back = redis.register_script(scripts.GIVE_BACK)
         self._renew = redis.register_script(scripts.RENEW)
         self._condemn = redis.register_script(scripts.CONDEMN)
         self._start = redis.register_script(scripts.START)
@@ -265,6 +266,24 @@ class Attempts:
                 raise ValueError(f"findings of validator {index} must be under 'find.{index}'")
             arguments += [index, str(state), detail, name, sealed]
         return tuple(map(int, self._give_verdicts(_keys(token), arguments)))
+
+    def give_back(
+        self,
+        token: Token,
+        owner: str,
+        validator: int | None,
+        *,
+        drop: Sequence[str] = (),
+        most: int = 8,
+    ) -> bool:
+        """Undo a claim under which nothing was called or paid for: the work is open again, the try uncounted.
+
+        `validator` is `None` for the production. `drop` names vault entries that are of no use to anybody. False,
+        and nothing is done, when the claim is no longer the owner's or this epoch has seen `most` of these: work that
+        nobody can do must come to an end.
+        """
+        index = "" if validator is None else validator
+        return bool(self._give_back(_keys(token), [token.epoch, owner, index, most, *drop]))
 
     def renew(self, claims: Iterable[tuple[Token, str, int | None]], *, lease: float) -> list[bool]:
         """Renew claims of (token, owner, validator or None for the production) in one round trip.

@@ -5,8 +5,9 @@ Every script gets two keys with one hash tag, the record and the item's vault ha
 (it only moves sealed bytes), calls anything random, or leaves a key without an expiry.
 
 Fields of a record: `epoch`, `since`, `n` (validators), `p` (production) with `owner`, `exp`, `hard` while claimed,
-`cand` (vault entry under judgement), `starts`, `f:<name>` (facts), and for validator i from 0 `v<i>` (state), `t<i>`
-(tries), `e<i>` (detail), and `o<i>`, `x<i>`, `h<i>` (owner, expiry, hard end) while claimed.
+`cand` (vault entry under judgement), `starts`, `back` (an epoch, and how often claims were given back in it),
+`f:<name>` (facts), and for validator i from 0 `v<i>` (state), `t<i>` (tries), `e<i>` (detail), and `o<i>`, `x<i>`,
+`h<i>` (owner, expiry, hard end) while claimed.
 
 | script | step | guard |
 |---|---|---|
@@ -15,6 +16,7 @@ Fields of a record: `epoch`, `since`, `n` (validators), `p` (production) with `o
 | PUBLISH | claimed → what the producer gave | epoch; claimed; owner |
 | CLAIM_VALIDATORS | open → claimed, tries + 1; candidate → gone | epoch; candidate; its entry exists; none held |
 | GIVE_VERDICTS | claimed → accepted, rejected, undetermined | epoch; claimed; owner |
+| GIVE_BACK | claimed → open, tries - 1; entries dropped | epoch; claimed; owner; given back less than `most` times |
 | RENEW | expiry moved | epoch; claimed; owner; not expired; before the hard end |
 | CONDEMN | claimed → lost, undetermined; open → void; absent → norec | epoch; expired; run not running; absent |
 | START | starts + 1 | epoch |
@@ -184,6 +186,31 @@ for at = 4, #ARGV, 5 do
 end
 if #taken > 0 then expire(ARGV[3]) end
 return taken
+"""
+)
+
+# epoch, owner, validator or '', how often an epoch, dropped names...
+GIVE_BACK: Final = (
+    _PRELUDE
+    + """
+local i = ARGV[3]
+local fields = {'p', 'owner'}
+if i ~= '' then fields = {'v' .. i, 'o' .. i} end
+local claim = redis.call('HMGET', rec, 'epoch', 'back', unpack(fields))
+if claim[1] ~= ARGV[1] or claim[3] ~= 'claimed' or claim[4] ~= ARGV[2] then return 0 end
+local epoch, times = string.match(claim[2] or '', '^(%d+):(%d+)$')
+times = epoch == ARGV[1] and tonumber(times) or 0
+if times >= tonumber(ARGV[4]) then return 0 end
+set('back', ARGV[1] .. ':' .. ms(times + 1))
+if i == '' then
+  set('p', 'open')
+  redis.call('HDEL', rec, 'owner', 'exp', 'hard')
+else
+  release(i, 'open', '')
+  redis.call('HINCRBY', rec, 't' .. i, -1)
+end
+if #ARGV > 4 then redis.call('HDEL', vault, unpack(ARGV, 5)) end
+return 1
 """
 )
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Literal, NoReturn
 
@@ -96,6 +97,11 @@ class KeyRing:
             keys[name] = base64.urlsafe_b64decode(material + "=")
         return cls(keys)
 
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The keys' ids, the sealing one first. They are no secret: every sealed entry begins with one."""
+        return tuple(name.decode("ascii") for name in self._ciphers)
+
     @staticmethod
     def generate(id: str = "k1") -> str:
         """The text form of a new ring with one random key. It is a secret: store it as one."""
@@ -130,10 +136,17 @@ class KeyRing:
             raise VaultError("tampered") from None
 
     def __repr__(self) -> str:
-        return f"KeyRing({', '.join(name.decode('ascii') for name in self._ciphers)})"
+        return f"KeyRing({', '.join(self.ids)})"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("A key ring is not pickled: it would put keys wherever the pickle goes.")
+
+
+def sealed_with(sealed: bytes) -> str | None:
+    """The id of the key that sealed this entry, `None` if it is no sealed entry. It opens nothing."""
+    if len(sealed) < 2 or sealed[0] != _VERSION or len(sealed) < 2 + sealed[1]:
+        return None
+    return sealed[2 : 2 + sealed[1]].decode("ascii", "replace")
 
 
 def vault_key(run: str, seq: int) -> str:
@@ -153,6 +166,11 @@ class Vault:
         """`redis` must return bytes (`decode_responses=False`): sealed entries are not text."""
         self._redis = redis
         self._keys = keys
+
+    @property
+    def key_ids(self) -> tuple[str, ...]:
+        """Ids of the keys that this process holds, the sealing one first."""
+        return self._keys.ids
 
     def seal(self, run: str, seq: int, name: str, data: bytes) -> bytes:
         """Encrypt `data` for the entry `name` of one item."""
@@ -198,6 +216,17 @@ class Vault:
                 removed += self._unlink(batch)
                 batch = []
         return removed + (self._unlink(batch) if batch else 0)
+
+    def used_keys(self) -> Counter[str]:
+        """How many entries each key has sealed, by key id, walking all of them; `""` counts what is no sealed entry.
+
+        A key that is not among them, and that no worker seals with any more, can go.
+        """
+        found: Counter[str] = Counter()
+        for key in self._scan("remand:vault:{*"):
+            values: list[bytes] = self._redis.hvals(key)  # type: ignore[assignment]
+            found.update(sealed_with(sealed) or "" for sealed in values)
+        return found
 
     def _scan(self, pattern: str) -> Iterable[bytes]:
         return self._redis.scan_iter(match=pattern, count=1000)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from typing import Any
 
 from remand.context import COMPLETE, Context, Validation
@@ -11,7 +12,10 @@ from remand.pipeline import Stage
 from ..pipelines import Bound
 from ..runtime import Runtime
 from ..state.ledger import Execution
+from ..state.vault import Vault, VaultError
 from ..token import Token
+
+log = logging.getLogger("remand.tasks")
 
 
 def checked(runtime: Runtime, token: Token) -> tuple[Execution, Bound] | None:
@@ -41,6 +45,24 @@ def context_of(execution: Execution, bound: Bound, stage: Stage) -> Context:
         previous=previous,
         validation=Validation(unable) if unable else COMPLETE,
     )
+
+
+def tell_unreadable(error: VaultError, what: str, vault: Vault) -> None:
+    """Log that an entry cannot be opened, by its code, and what to do about it."""
+    if error.code == "unknown_key":
+        log.error(
+            "%s cannot be opened (unknown_key): REMAND_VAULT_KEYS of this worker (%s) lacks the key that sealed it; "
+            "add that key behind the new one, and start this worker again",
+            what,
+            ", ".join(vault.key_ids),
+        )
+    else:
+        log.error(
+            "%s cannot be opened (%s): it was changed, moved from another place, or sealed with another key of the "
+            "same name; it is not used",
+            what,
+            error.code,
+        )
 
 
 def findings_entry(validator: int, epoch: int) -> str:

@@ -37,8 +37,10 @@ from ..state import rows
 from ..state.attempts import Record
 from ..state.ledger import Change, Execution, RunInfo, receipt_of
 from ..state.rows import Facts, Row, Timing
+from ..state.vault import VaultError
 from ..token import Token
 from . import Next
+from .common import tell_unreadable
 
 log = logging.getLogger("remand.tasks")
 
@@ -74,14 +76,14 @@ def settle(runtime: Runtime, execution: Execution, bound: Bound, record: Record)
     decision = decide(item, report, rules)
     value: bytes | None = None
     if isinstance(decision, Advance):
-        value = runtime.vault.read(row.run_id, row.seq, [record.candidate]).get(record.candidate)
+        value = _read(runtime, row, record.candidate, "the candidate")
         if value is None:
             report = Report(production=Production.GONE)
             decision = decide(item, report, rules)
     operator = None
     if report.production is Production.RETRY:
         name = f"oper.{facts.epoch_of_production}"
-        text = runtime.vault.read(row.run_id, row.seq, [name]).get(name)
+        text = _read(runtime, row, name, "the operator's message")
         operator = None if text is None else text.decode()
     settled = commit(
         runtime,
@@ -96,6 +98,17 @@ def settle(runtime: Runtime, execution: Execution, bound: Bound, record: Record)
     )
     if settled is None:
         log.info("decided already: the epoch has moved on")
+
+
+def _read(runtime: Runtime, row: Row, name: str, what: str) -> bytes | None:
+    """An entry, `None` where it is gone or is not what was put there. Without the key this worker cannot decide."""
+    try:
+        return runtime.vault.read(row.run_id, row.seq, [name]).get(name)
+    except VaultError as error:
+        tell_unreadable(error, what, runtime.vault)
+        if error.code == "unknown_key":
+            raise
+        return None
 
 
 def commit(

@@ -27,7 +27,7 @@ from ..state.rows import Row
 from ..state.vault import VaultError, vault_key
 from ..token import Token
 from . import Next
-from .common import checked, context_of, correction_entries
+from .common import checked, context_of, correction_entries, tell_unreadable
 
 log = logging.getLogger("remand.tasks")
 
@@ -62,7 +62,14 @@ def run(runtime: Runtime, token: Token) -> Next:
         if now >= row.deadline_at:
             attempted = Attempted(production=Production.OPERATIONAL, code="deadline")
         else:
-            correction = _correction(runtime, row, stage, names, claim.sealed, bound.pipeline.bounds)
+            try:
+                correction = _correction(runtime, row, stage, names, claim.sealed, bound.pipeline.bounds)
+            except VaultError as error:
+                tell_unreadable(error, "the correction", runtime.vault)
+                # Another worker may have the key. After some rounds without one, the attempt begins afresh.
+                if error.code == "unknown_key" and runtime.attempts.give_back(token, owner, None):
+                    point("produce.given_back")
+                    return Next.STOP
             if names and correction is None:
                 attempted = Attempted(production=Production.UNREADABLE, code="correction")
             else:
@@ -91,16 +98,13 @@ def run(runtime: Runtime, token: Token) -> Next:
 def _correction(
     runtime: Runtime, row: Row, stage: Stage, names: tuple[str, ...], sealed: dict[str, bytes], bounds: Bounds
 ) -> Correction | None:
-    """The pending correction, rendered; `None` without one, or where it cannot be read back."""
+    """The pending correction, rendered; `None` without one, or where it is gone. Raises `VaultError`."""
     if not names:
         return None
-    try:
-        texts = [json.loads(runtime.vault.unseal(row.run_id, row.seq, name, sealed[name])) for name in names]
-    except (KeyError, VaultError) as error:
-        log.warning(
-            "the correction could not be read back (%s); the attempt begins afresh", type(error).__name__
-        )
+    if not sealed.keys() >= set(names):
+        log.warning("the correction is gone; the attempt begins afresh")
         return None
+    texts = [json.loads(runtime.vault.unseal(row.run_id, row.seq, name, sealed[name])) for name in names]
     if row.correction.startswith("guid"):
         guidance = render_guidance(texts[1], bounds)
     else:

@@ -17,9 +17,10 @@ from ..runtime import Runtime
 from ..state.attempts import Held
 from ..state.ledger import Execution
 from ..state.rows import entry_epoch
+from ..state.vault import VaultError
 from ..token import Token
 from . import Next
-from .common import checked, context_of, findings_entry
+from .common import checked, context_of, findings_entry, tell_unreadable
 
 log = logging.getLogger("remand.tasks")
 
@@ -75,9 +76,12 @@ def _judge_group(
             return Next.STOP
         point("validate.claimed")
         with runtime.renewal.holding(token, owner, index):
-            candidate = runtime.vault.unseal(
-                token.run, token.seq, claim.candidate, claim.sealed[claim.candidate]
-            )
+            try:
+                candidate = runtime.vault.unseal(
+                    token.run, token.seq, claim.candidate, claim.sealed[claim.candidate]
+                )
+            except VaultError as error:
+                return _unreadable(runtime, token, owner, execution, index, claim.candidate, error)
             judged = judge(validator, stage.producer, candidate, lambda: context_of(execution, bound, stage))
             point("validate.judged")
             given = _write(runtime, token, owner, execution, index, judged, entry_epoch(claim.candidate))
@@ -90,6 +94,35 @@ def _judge_group(
         runtime.observer.judged(pipeline, stage.name, validator.name, judged.verdict.value, judged.seconds)
         runtime.observer.tokens(pipeline, stage.name, judged.usage.input_tokens, judged.usage.output_tokens)
     return Next.FORWARD
+
+
+def _unreadable(
+    runtime: Runtime,
+    token: Token,
+    owner: str,
+    execution: Execution,
+    index: int,
+    candidate: str,
+    error: VaultError,
+) -> Next:
+    """Nothing was judged, so no budget is spent: give the claim back, for a worker that has the key.
+
+    A candidate that nobody can open (changed, or moved here from another item) is thrown away, and produced again.
+    """
+    tell_unreadable(error, "the candidate", runtime.vault)
+    lost = error.code != "unknown_key"
+    if runtime.attempts.give_back(token, owner, index, drop=(candidate,) if lost else ()):
+        point("validate.given_back")
+        if not lost:
+            return Next.STOP
+        # Claiming finds the candidate missing and says so in the record; then there is something to decide.
+        again = runtime.attempts.claim_validators(
+            token, owner, (index,), lease=runtime.times.claim, hard=runtime.times.claim
+        )
+        return Next.DECIDE if again.held is Held.DONE else Next.STOP
+    judged = Judged(verdict=Verdict.UNDETERMINED, error_type=type(error).__name__, error_at=error.code)
+    given = _write(runtime, token, owner, execution, index, judged, entry_epoch(candidate))
+    return Next.FORWARD if given else Next.STOP
 
 
 def _write(
