@@ -96,7 +96,9 @@ def _wait_until_ready(address: str, *, seconds: float) -> None:
                 return
         except (urllib.error.URLError, TimeoutError, ConnectionError):
             if time.monotonic() >= until:
-                raise NoLocalModel(f"the model server did not become ready in {seconds:.0f} seconds") from None
+                raise NoLocalModel(
+                    f"the model server did not become ready in {seconds:.0f} seconds"
+                ) from None
             time.sleep(0.05)
 
 
@@ -107,11 +109,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=(__doc__ or "").split("\n\n")[0],
         epilog=f"Use it with REMAND_MODEL_BASE_URL set to the URL that is printed, and REMAND_MODEL={MODEL}.",
     )
-    parser.add_argument("--port", type=int, default=0, help="port on 127.0.0.1; 0 (the default) takes a free one")
+    parser.add_argument(
+        "--port", type=int, default=0, help="port on 127.0.0.1; 0 (the default) takes a free one"
+    )
     parser.add_argument("--slots", type=int, default=4, help="requests answered side by side (default: 4)")
     parser.add_argument("--threads", type=int, help="threads that compute (default: the cores, at most 2)")
     parser.add_argument(
-        "--while-stdin-is-open", action="store_true", help="also end when standard input closes: with its parent"
+        "--while-stdin-is-open",
+        action="store_true",
+        help="also end when standard input closes: with its parent",
     )
     options = parser.parse_args(arguments)
     ended = threading.Event()

@@ -37,7 +37,7 @@ def _text(context: Context) -> str:
 
 
 def _title(citation: Citation) -> str:
-    return plain(citation.title).strip(" .,;\"")
+    return plain(citation.title).strip(' .,;"')
 
 
 def _title_span(citation: Citation, text: str) -> Span | None:
@@ -50,7 +50,10 @@ def author_is_printed(citation: Citation, context: Context) -> Accepted | Reject
     """The author must be printed in the citation."""
     if find(citation.author, _text(context)):
         return accept()
-    return reject("This author is not printed in the citation. Copy the first author's family name from it.", path="author")
+    return reject(
+        "This author is not printed in the citation. Copy the first author's family name from it.",
+        path="author",
+    )
 
 
 @validator(version="1")
@@ -58,7 +61,10 @@ def author_is_one_family_name(citation: Citation, context: Context) -> Accepted 
     """The author must be one family name: no given names, no initials, no second author."""
     name, text = plain(citation.author), _text(context)
     if _SEVERAL.search(name):
-        return reject("The author field holds more than one name. Keep the family name of the first author only.", path="author")
+        return reject(
+            "The author field holds more than one name. Keep the family name of the first author only.",
+            path="author",
+        )
     if _INITIALS.search(name):
         return reject("The author field holds initials. Keep the family name only.", path="author")
     span = find(name, text)
@@ -68,7 +74,9 @@ def author_is_one_family_name(citation: Citation, context: Context) -> Accepted 
     if _is_given_name(text, span, title) or (" " in name and _is_full_name(text, span, name)):
         return reject("The author field holds a given name. Write the family name only.", path="author")
     if _PARTICLE.search(text[: span.start].rstrip()):
-        return reject("The family name begins earlier: it includes the small word printed before it.", path="author")
+        return reject(
+            "The family name begins earlier: it includes the small word printed before it.", path="author"
+        )
     return accept()
 
 
@@ -96,7 +104,9 @@ def author_comes_first(citation: Citation, context: Context) -> Accepted | Rejec
     if span is None:
         return accept()
     if _SEVERAL.search(text[names_start(text) : span.start]):
-        return reject("Another author is named before this one. Write the first author of the citation.", path="author")
+        return reject(
+            "Another author is named before this one. Write the first author of the citation.", path="author"
+        )
     return accept()
 
 
@@ -105,7 +115,9 @@ def title_is_printed(citation: Citation, context: Context) -> Accepted | Rejecte
     """The title must be printed in the citation, word for word."""
     if find(_title(citation), _text(context)):
         return accept()
-    return reject("This title is not printed in the citation. Copy it word for word, with its subtitle.", path="title")
+    return reject(
+        "This title is not printed in the citation. Copy it word for word, with its subtitle.", path="title"
+    )
 
 
 @validator(version="1")
@@ -117,7 +129,9 @@ def title_is_only_the_title(citation: Citation, context: Context) -> Accepted | 
     if len(title) > 0.9 * len(text):
         return reject("The title field holds the whole citation. Write the title only.", path="title")
     if find(title, text) and _title_span(citation, text) is None:
-        return reject("The title field holds an author. Write the title only; it comes after the names.", path="title")
+        return reject(
+            "The title field holds an author. Write the title only; it comes after the names.", path="title"
+        )
     if _RUNS_ON.search(title):
         return reject("The title field goes on after the title. Stop where the title ends.", path="title")
     return accept()
@@ -134,7 +148,9 @@ def title_is_whole(citation: Citation, context: Context) -> Accepted | Rejected:
     if not begins:
         return reject("The title begins earlier in the citation. Copy it from its first word.", path="title")
     if not ends:
-        return reject("The title goes on in the citation. Copy it to its last word, with its subtitle.", path="title")
+        return reject(
+            "The title goes on in the citation. Copy it to its last word, with its subtitle.", path="title"
+        )
     return accept()
 
 
@@ -160,7 +176,9 @@ def nothing_is_from_the_examples(citation: Citation, context: Context) -> Accept
         for path in ("author", "title"):
             copied = str(example.record[path])
             if find(copied, plain(getattr(citation, path))) and not find(copied, text):
-                return reject(f"The {path} is copied from an example. Read it from the last citation.", path=path)
+                return reject(
+                    f"The {path} is copied from an example. Read it from the last citation.", path=path
+                )
     return accept()
 
 
@@ -174,7 +192,9 @@ def year_is_printed(citation: Citation, context: Context) -> Accepted | Rejected
         return accept()
     found = [year for year in printed if year.value == citation.year]
     if not found:
-        hint = "Write the year of publication that is printed." if printed else "No year is printed: write null."
+        hint = (
+            "Write the year of publication that is printed." if printed else "No year is printed: write null."
+        )
         return reject(f"This is not a year that the citation prints as its date. {hint}", path="year")
     if all(year.of_another_event for year in found) and not all(year.of_another_event for year in printed):
         return reject(
@@ -190,7 +210,15 @@ pipeline = Pipeline(
     stages=[
         Stage(
             "extract",
-            ChatProducer(Citation, messages, name="citation-reader", version="1", temperature=0.0, max_tokens=200, timeout=120.0),
+            ChatProducer(
+                Citation,
+                messages,
+                name="citation-reader",
+                version="1",
+                temperature=0.0,
+                max_tokens=200,
+                timeout=120.0,
+            ),
             validators=[
                 author_is_printed,
                 author_is_one_family_name,
@@ -201,7 +229,7 @@ pipeline = Pipeline(
                 nothing_is_from_the_examples,
                 year_is_printed,
             ],
-            retries=2,
+            retries=1,
         )
     ],
     policy=Policy(

@@ -22,7 +22,44 @@ class Example:
     record: dict[str, Any]
 
 
-EXAMPLES: Final = ()
+EXAMPLES: Final = (
+    Example(
+        "Ashford, M. T., & Pell, R. (1987). Slow rivers and the shape of valleys. Journal of Imaginary Geology, 12(4), 1511–1533.",
+        {"author": "Ashford", "title": "Slow rivers and the shape of valleys", "year": 1987},
+    ),
+    Example(
+        "J. K. Brandt, L. Osei, and W. Tuck, “Counting sheep with one antenna,” Proc. Pasture Netw., vol. 3, no. 2, pp. 88–91, Apr. 2011.",
+        {"author": "Brandt", "title": "Counting sheep with one antenna", "year": 2011},
+    ),
+    Example(
+        "Marisol Quennell. 1999. Lamps, kettles, and other small machines. Kitchen Comput. 7, 1 (Jan. 1999), 5–19.",
+        {"author": "Quennell", "title": "Lamps, kettles, and other small machines", "year": 1999},
+    ),
+    Example(
+        "Dorset, Ellen. The Glass Orchard: A Memoir of Winter. Translated by P. Lund. Leeds: Harrow Press.",
+        {"author": "Dorset", "title": "The Glass Orchard: A Memoir of Winter", "year": None},
+    ),
+    Example(
+        "@book{tam2003, author = {Iris Tamworth and Leo Grey}, title = {Maps for Beginners}, publisher = {Quay}, year = {2003}}",
+        {"author": "Tamworth", "title": "Maps for Beginners", "year": 2003},
+    ),
+    Example(
+        "P. Q. Lindqvist, “A short theory of queues,” J. Wait. Lines, vol. 5, pp. 1–9, 1992.",
+        {"author": "Lindqvist", "title": "A short theory of queues", "year": 1992},
+    ),
+    Example(
+        "Karen Holbrook, The Salt Road (London: Finch & Son, 1974), p. 12.",
+        {"author": "Holbrook", "title": "The Salt Road", "year": 1974},
+    ),
+    Example(
+        "Vesper, Paul. “Notes on Ink.” Paper Quarterly 8, no. 2 (1961): 14–30.",
+        {"author": "Vesper", "title": "Notes on Ink", "year": 1961},
+    ),
+    Example(
+        "Nyberg AL, Costa P. Sleep and the colour of tea. Drowsy Med. 2007;31(2):201-9.",
+        {"author": "Nyberg", "title": "Sleep and the colour of tea", "year": 2007},
+    ),
+)
 
 
 def messages(context: Context) -> list[dict[str, str]]:

@@ -54,7 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     named = [name for name in BOTH if os.environ.get(name)]
     if len(named) == 1:
         missing = next(name for name in BOTH if name not in named)
-        print(f"{named[0]} is set and {missing} is not. Set both for your own model, or neither.", file=sys.stderr)
+        print(
+            f"{named[0]} is set and {missing} is not. Set both for your own model, or neither.",
+            file=sys.stderr,
+        )
         return 2
     options.output.parent.mkdir(parents=True, exist_ok=True)
     if named:
@@ -69,7 +72,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if status not in (0, DEGRADED):
         return status
     if options.gold is not None:
-        command = [sys.executable, "-m", "examples.citations.score", str(options.output), "--gold", str(options.gold)]
+        command = [
+            sys.executable,
+            "-m",
+            "examples.citations.score",
+            str(options.output),
+            "--gold",
+            str(options.gold),
+        ]
         scored = subprocess.run(command, cwd=ROOT, check=False).returncode
         if scored:
             return scored
@@ -85,8 +95,12 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--input", type=Path, default=INPUT, help=f"citations (default: {_shown(INPUT)})")
     parser.add_argument("--output", type=Path, default=OUTPUT, help=f"records (default: {_shown(OUTPUT)})")
-    parser.add_argument("--gold", type=Path, help="right answers for --input (default: the example's for its own)")
-    parser.add_argument("rest", nargs="*", metavar="-- OPTION", help="more options for `remand run`, after --")
+    parser.add_argument(
+        "--gold", type=Path, help="right answers for --input (default: the example's for its own)"
+    )
+    parser.add_argument(
+        "rest", nargs="*", metavar="-- OPTION", help="more options for `remand run`, after --"
+    )
     options = parser.parse_args(arguments)
     for name in ("input", "output", "gold"):
         path = getattr(options, name)

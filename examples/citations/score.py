@@ -61,7 +61,9 @@ def score(outputs: Iterable[Mapping[str, Any]], gold: Iterable[Mapping[str, Any]
             continue
         answer = answers.get(output["key"])
         if answer is None:
-            raise ValueError(f"gold has no item {output['key']!r}; run with --key id on the example's own inputs")
+            raise ValueError(
+                f"gold has no item {output['key']!r}; run with --key id on the example's own inputs"
+            )
         later, at_once = (later + 1, at_once) if output["attempts"] > 1 else (later, at_once + 1)
         correct = [field for field in FIELDS if same(output["value"][field], answer[field])]
         right.update(correct)

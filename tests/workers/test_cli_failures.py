@@ -277,7 +277,7 @@ def test_help_of_every_command_has_an_example(capsys: pytest.CaptureFixture[str]
 
     for module in (commands_work, commands_watch, commands_setup):
         for function, example in module.COMMANDS:
-            assert main([function.__name__, "--help"]) == 0
+            assert main([function.__name__.replace("_", "-"), "--help"]) == 0
             said = " ".join(capsys.readouterr().out.split())
             assert "Example:" in said
             assert example.startswith("remand ") or " remand " in example

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from celery.worker.consumer import Consumer
+from kombu import compression
 
 from remand_tasks.celery_tasks import NAMES
 from remand_tasks.token import BadToken, Token
@@ -30,6 +31,12 @@ _LONGEST_ID: Final = 200
 
 class CarefulConsumer(Consumer):
     """Celery's consumer behind a check of each message."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # kombu decompresses before anybody sees a message, and without a bound.
+        for kind in compression.encoders():
+            compression.register(_refuse, _refuse, kind)
 
     def create_task_handler(self, *args: Any, **kwargs: Any) -> Callable[[Any], None]:
         """What is called with each message. A broker that cannot be reached is Celery's to deal with, as ever."""
@@ -52,6 +59,10 @@ class CarefulConsumer(Consumer):
                 message.reject_log_error(log, self.connection_errors)
 
         return careful
+
+
+def _refuse(_: bytes) -> bytes:
+    raise ValueError("compressed messages are not taken")
 
 
 def fault_of(message: Any) -> str | None:

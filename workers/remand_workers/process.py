@@ -100,7 +100,7 @@ def _has_the_others_keys(settings: Settings) -> bool:
                     "REMAND_VAULT_KEYS is not what other workers have (%s): this worker has %s, and none of these "
                     "opens what the last worker sealed. Give it the same keys, a new one in front and the old ones "
                     "behind it. If the others' key is lost for good, delete %s from the vault's server. "
-                    "No work is taken",
+                    "This worker ends",
                     error.code,
                     ", ".join(keys.ids),
                     canary.KEY,
@@ -109,7 +109,7 @@ def _has_the_others_keys(settings: Settings) -> bool:
             except (AuthenticationError, NoPermissionError) as error:
                 log.error(
                     "the vault's server refuses this worker (%s): check the account in REMAND_VAULT_URL and its "
-                    "rights. No work is taken",
+                    "rights. This worker ends",
                     type(error).__name__,
                 )
                 return False

@@ -194,6 +194,10 @@ class Vault:
         pairs = zip(names, values, strict=True)
         return {name: self.unseal(run, seq, name, sealed) for name, sealed in pairs if sealed is not None}
 
+    def discard(self, run: str, seq: int, name: str) -> None:
+        """Remove one entry, which is of no use to anybody."""
+        self._redis.hdel(vault_key(run, seq), name)
+
     def delete(self, run: str, seq: int) -> None:
         """Remove every entry of one item."""
         self._redis.unlink(vault_key(run, seq))

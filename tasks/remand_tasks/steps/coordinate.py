@@ -108,6 +108,8 @@ def _read(runtime: Runtime, row: Row, name: str, what: str) -> bytes | None:
         tell_unreadable(error, what, runtime.vault)
         if error.code == "unknown_key":
             raise
+        # While it lies there, the record would keep it as the candidate, and nothing be produced in its place.
+        runtime.vault.discard(row.run_id, row.seq, name)
         return None
 
 

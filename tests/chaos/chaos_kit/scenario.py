@@ -94,21 +94,35 @@ def scenario(
             with Crew(zygote, folder, variables) as crew:
                 run = stack.client.submit(pipeline, inputs, window=window, reuse=False)
                 live = Live(stack, model, crew, run)
-                if before is not None:
-                    before(live)
-                crew.hire(workers)
-                if during is not None:
-                    crew.await_ready()
-                    during(live)
-                status = _end(run, patience, tally, crew, folder)
+                try:
+                    if before is not None:
+                        before(live)
+                    crew.hire(workers)
+                    if during is not None:
+                        crew.await_ready()
+                        during(live)
+                except TimeoutError as late:
+                    tally.problems.append(str(late))
+                status = _end(run, patience, tally, crew)
                 tally.times = len(crew.faults) if counted else 1
                 if status is not None:
                     examine(
-                        tally, stack, model, run.id, status.value, count=len(inputs), died=crew.died, flushed=flushed,
-                        expected_status=expected_status, scripted=scripted,
-                    )  # fmt: skip
-                    if after is not None:
+                        tally,
+                        stack,
+                        model,
+                        run.id,
+                        status.value,
+                        count=len(inputs),
+                        died=crew.died,
+                        flushed=flushed,
+                        expected_status=expected_status,
+                        scripted=scripted,
+                    )
+                if status is not None and after is not None:
+                    try:
                         after(live, tally)
+                    except TimeoutError as late:
+                        tally.problems.append(str(late))
             tally.problems += [f"the model's script raised {error!r}" for error in model.errors[:3]]
             if keys.immortal:
                 tally.problems.append(f"keys without an expiry: {sorted(keys.immortal)[:3]}")
@@ -122,7 +136,7 @@ def scenario(
     return tally
 
 
-def _end(run: Run, patience: float, tally: Tally, crew: Crew, folder: Path) -> RunStatus | None:
+def _end(run: Run, patience: float, tally: Tally, crew: Crew) -> RunStatus | None:
     try:
         return run.wait(patience)
     except TimeoutError:

@@ -378,7 +378,7 @@ def another_version(ground: Ground) -> Tally:
         (misfit,) = live.crew.hire(1, fresh=True, CHAOS_VERSION="2")
         until(lambda: "cannot be served here" in misfit.log.read_text(), "it says that it cannot")
         if live.model.calls_of(live.run.id) or live.closed():
-            raise AssertionError("a worker with another version touched the run")
+            raise TimeoutError("a worker with another version touched the run")
 
     return ground.run(
         "worker with another version",
@@ -467,7 +467,7 @@ def correction_expired(ground: Ground) -> Tally:
         ]  # fmt: skip
         if story != [(1, "candidate"), (2, "unreadable"), (2, "candidate")]:
             tally.problems.append(f"its receipts say {story}")
-        if not any("could not be read back" in worker.log.read_text() for worker in live.crew.workers):
+        if not any("begins afresh" in worker.log.read_text() for worker in live.crew.workers):
             tally.problems.append("nobody warned")
 
     return ground.run(

@@ -166,7 +166,7 @@ class Story:
         with Client(settings):
             pass  # makes the ledger, which otherwise every process would want to do first
         app = create_app(settings)
-        events = Events(app)
+        events = Events(create_app(settings))  # its own, for an app is not made for two threads
         for each in (*watchers, events):
             each.start()
             stack.callback(each.stop)
@@ -176,7 +176,7 @@ class Story:
         self._finish("client")
         self._finish("local")
         self._commands(app)
-        app.send_task("remand.produce", args=[CONTROL], task_id=f"id-{CONTROL}", queue=PRODUCE)
+        app.send_task("remand.produce", args=[f"{CONTROL}/0/0/1/1"], task_id=f"id-{CONTROL}", queue=PRODUCE)
         until(lambda: f"id-{CONTROL}" in events.tasks, "the last event")
         until(lambda: not keys.left(), "an empty vault")
         self._dashboard(events.tasks)

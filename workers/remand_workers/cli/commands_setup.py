@@ -88,6 +88,38 @@ def migrate(home: Home = None) -> None:
         database.dispose()
 
 
+def vault_key(
+    add: Annotated[
+        bool,
+        typer.Option(
+            "--add", help="Print REMAND_VAULT_KEYS with a new key in front: it encrypts from then on."
+        ),
+    ] = False,
+    behind: Annotated[
+        bool,
+        typer.Option(
+            "--behind", help="With --add: the new key last, so that workers can read with it first."
+        ),
+    ] = False,
+    used: Annotated[
+        bool,
+        typer.Option("--used", help="Count what is in the vault by the key that sealed it. Prints no key."),
+    ] = False,
+    home: Home = None,
+    json: Json = False,
+) -> None:
+    """Print a new key for REMAND_VAULT_KEYS; the output is a secret. With `--used`, say which keys are still needed.
+
+    To replace a key while runs go on: `--add --behind` on all workers, then its order turned round, then, once `--used`
+    no longer counts the old key, without it.
+    """
+    from .context import read_settings
+    from .vault_keys import ring, still_used
+
+    settings = read_settings(home=home)
+    finish(still_used(settings, json=json) if used else ring(settings, add=add, behind=behind))
+
+
 def purge(
     run: Annotated[str | None, typer.Option("--run", metavar="RUN", help="Items of this run alone.")] = None,
     older_than: Annotated[
@@ -154,6 +186,7 @@ COMMANDS: list[tuple[Callable[..., None], str]] = [
     (doctor, "remand doctor shop.pipeline:pipeline"),
     (config, "remand config"),
     (migrate, "REMAND_LEDGER_URL=postgresql+psycopg://… remand migrate"),
+    (vault_key, "remand vault-key --add"),
     (purge, "remand purge --older-than 30d --yes"),
     (flower, "remand flower --port 5555"),
 ]

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import platform
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import redis
+from redis.exceptions import NoPermissionError
+from sqlalchemy.exc import SQLAlchemyError
 
 from remand.errors import PipelineError, RemandError
 from remand.pipeline import Pipeline, load
@@ -22,26 +23,17 @@ from remand_tasks.state.engine import Database
 from remand_tasks.state.migrate import current, head
 from remand_tasks.state.vault import KeyRing
 
+from .. import remote
 from ..app import connect, create_app
 from ..embedded import Embedded, ledger_url, running, server_command
 from ..settings import Settings
+from . import safety
 from .console import coloured, plural, table, write_json, write_table
 from .failures import FAILED, explain
+from .findings import Finding
 from .models import asks_named_server, unreachable
 
-Health = Literal["ok", "warn", "fail"]
 _PACKAGES = ("remand", "celery", "kombu", "redis", "sqlalchemy", "pydantic", "openai", "flower")
-_SKEW = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What was found of one part, and what to do."""
-
-    part: str
-    health: Health
-    found: str
-    todo: str = ""
 
 
 def examine(settings: Settings, target: str | None, *, json: bool) -> int:
@@ -70,11 +62,21 @@ def _look(settings: Settings, target: str | None, stack: ExitStack) -> Iterator[
         yield found
     yield _keys(filled)
     yield _ledger(filled)
-    vault = _vault(filled)
-    yield vault
-    if vault.health != "fail" and filled.vault_url is not None:
-        yield _clock(filled)
-    yield from _workers(filled, pipeline)
+    vault = connect(filled) if filled.vault_url is not None else None
+    if vault is not None:
+        stack.callback(vault.close)
+    found = _vault(filled, vault)
+    yield found
+    if vault is not None and found.health == "fail":
+        vault = None
+    if vault is not None:
+        yield from _asked(vault, filled)
+    if not settings.embedded:
+        yield safety.accounts(filled)
+    if pipeline is not None:
+        yield safety.longest_step(pipeline, filled)
+    yield from _workers(filled, pipeline, vault)
+    yield safety.flower(settings)
     yield _model(settings, pipeline)
 
 
@@ -167,70 +169,73 @@ def _ledger(settings: Settings) -> Finding:
     return Finding("ledger", "warn" if database.sqlite else "fail", found, "run `remand migrate`")
 
 
-def _vault(settings: Settings) -> Finding:
-    if settings.vault_url is None:
+def _vault(settings: Settings, client: redis.Redis | None) -> Finding:
+    if client is None:
         if settings.embedded:
             return Finding("vault", "ok", "starts with a run")
         return Finding(
             "vault", "fail", "none", "set REMAND_VAULT_URL: the broker is no Redis that could hold it"
         )
-
-    def look(client: Any) -> Finding:
-        facts = client.info()
-        policy = facts.get("maxmemory_policy", "noeviction")
-        found = f"{facts.get('server_name') or 'redis'} {facts.get('valkey_version') or facts.get('redis_version')}"
-        if policy != "noeviction":
-            todo = "set its maxmemory-policy to noeviction: evicted facts are work done twice"
-            return Finding("vault", "warn", f"{found}, evicts ({policy})", todo)
-        return Finding("vault", "ok", found)
-
-    return _asked("vault", settings, look)
-
-
-def _clock(settings: Settings) -> Finding:
-    def look(client: Any) -> Finding:
-        skew = Attempts(client).now() - time.time()
-        if abs(skew) > _SKEW:
-            todo = "let both follow a time server; leases use the server's clock, so work is safe"
-            return Finding(
-                "clock", "warn", f"this machine's and the Redis server's differ by {abs(skew):.1f} s", todo
-            )
-        return Finding("clock", "ok", f"within {_SKEW:g} s of the Redis server's")
-
-    return _asked("clock", settings, look)
-
-
-def _asked(part: str, settings: Settings, look: Callable[[Any], Finding]) -> Finding:
-    client = connect(settings)
     try:
-        return look(client)
+        client.time()
+        facts: Any = client.info("server")
+    except NoPermissionError:
+        return Finding("vault", "ok", "answers")
     except redis.RedisError as error:
-        return Finding(part, "fail", explain(error)[0], "check REMAND_VAULT_URL or REMAND_BROKER_URL")
-    finally:
-        client.close()
+        return Finding("vault", "fail", explain(error)[0], "check REMAND_VAULT_URL or REMAND_BROKER_URL")
+    name = facts.get("server_name") or "redis"
+    return Finding("vault", "ok", f"{name} {facts.get('valkey_version') or facts.get('redis_version')}")
 
 
-def _workers(settings: Settings, pipeline: Pipeline | None) -> Iterator[Finding]:
+def _asked(client: redis.Redis, settings: Settings) -> Iterator[Finding]:
+    """What the vault's server tells about itself."""
+    looks: tuple[tuple[str, Callable[[], Finding]], ...] = (
+        ("vault persistence", lambda: safety.persistence(client)),
+        ("vault memory", lambda: safety.eviction("vault", client)),
+        ("clock", lambda: safety.clocks(client, settings.ledger_url)),
+    )
+    for part, look in looks:
+        try:
+            yield look()
+        except (redis.RedisError, SQLAlchemyError, RemandError) as error:
+            yield Finding(part, "warn", f"cannot be checked. {explain(error)[0]}", "mend that first")
+
+
+def _workers(settings: Settings, pipeline: Pipeline | None, vault: redis.Redis | None) -> Iterator[Finding]:
     if settings.broker_url is None:
         yield Finding("broker", "ok", "starts with a run")
         return
-    app = create_app(settings)
+    app = create_app(settings, works=False)
+    told: dict[str, dict[str, Any]] = {}
     try:
         with app.connection_for_read() as connection:
             connection.ensure_connection(max_retries=1, timeout=5)
             yield Finding("broker", "ok", f"{connection.transport.driver_type} answers")
-            inspect = app.control.inspect(timeout=1.0, connection=connection)
-            serving = inspect.active_queues() or {}
+            if connection.transport.driver_type == "redis":
+                yield safety.eviction("broker", connection.default_channel.client)
+            serving = app.control.inspect(timeout=1.0, connection=connection).active_queues() or {}
+            asked = 0.0 if vault is None else Attempts(vault).now()
+            if serving:
+                replies = app.control.broadcast(
+                    remote.COMMAND, reply=True, timeout=1.0, limit=len(serving), connection=connection
+                )
+                told = {name: facts for reply in replies for name, facts in reply.items() if "now" in facts}
     except Exception as error:
         yield Finding(
             "broker", "fail", explain(error)[0], "check REMAND_BROKER_URL, and that the server runs"
         )
         return
+    yield safety.serialization(app)
     if not serving:
         todo = "start some with `remand worker`; busy ones may be too slow to answer"
         yield Finding("workers", "warn", "none answers", todo)
         return
     yield Finding("workers", "ok", f"{len(serving)} answer: {', '.join(sorted(serving))}")
+    if told:
+        yield from safety.workers(told, vault, asked)
+        differs = safety.own_keys(settings, told)
+        if differs is not None:
+            yield differs
     served = {queue["name"] for queues in serving.values() for queue in queues}
     needed = {PRODUCE, VALIDATE, COORDINATE}
     if pipeline is not None:
