@@ -75,6 +75,7 @@ bench: $(VENV)/.test ## Measure throughput and cost of an item on this machine
 .PHONY: docs
 docs: $(VENV)/.test ## Renew the pages that are made from code, then check all links
 	@$(BIN)/python -m remand_policy.diagram > docs/reference/lifecycle.md
+	@$(BIN)/python -m remand_workers.surfaces > docs/reference/surfaces.md
 	@$(BIN)/python docs/check.py
 
 .PHONY: up

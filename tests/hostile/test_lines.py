@@ -1,5 +1,7 @@
 """Lines of foreign bytes as inputs: each is an item or is left out with a reason that quotes nothing."""
 
+# ruff: noqa: PT017 - a property holds for what is taken and for what is refused alike
+
 from __future__ import annotations
 
 import json
@@ -101,7 +103,9 @@ def test_a_key_is_usable_or_refused_without_a_quotation(key: Any) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(content=st.binary(max_size=500) | st.lists(lines, max_size=8).map(b"\n".join), block=st.integers(1, 50))
+@given(
+    content=st.binary(max_size=500) | st.lists(lines, max_size=8).map(b"\n".join), block=st.integers(1, 50)
+)
 def test_lines_are_the_same_however_they_arrive(
     content: bytes, block: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -126,7 +130,9 @@ def test_lines_are_the_same_however_they_arrive(
     expected = content.removeprefix(b"\xef\xbb\xbf").split(b"\n")
     assert [line.text for line in given] == [line for line in expected if line.strip()]
     assert [line.position for line in given] == list(range(len(given)))
-    assert [line.number for line in given] == [number for number, line in enumerate(expected, 1) if line.strip()]
+    assert [line.number for line in given] == [
+        number for number, line in enumerate(expected, 1) if line.strip()
+    ]
 
 
 def test_a_file_of_nothing_has_no_line(tmp_path: Path) -> None:

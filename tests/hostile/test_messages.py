@@ -83,7 +83,14 @@ def test_raw_pushes_cost_a_supervised_worker_a_restart_at_most(live: Live, tmp_p
     environment = {
         name: value
         for name, value in live.environment().items()
-        if name not in ("REMAND_BROKER_URL", "REMAND_VAULT_URL", "REMAND_LEDGER_URL", "REMAND_VAULT_KEYS", "REMAND_HOME")
+        if name
+        not in (
+            "REMAND_BROKER_URL",
+            "REMAND_VAULT_URL",
+            "REMAND_LEDGER_URL",
+            "REMAND_VAULT_KEYS",
+            "REMAND_HOME",
+        )
     }
     with (tmp_path / "up.err").open("wb") as err:
         up = subprocess.Popen(
@@ -107,7 +114,9 @@ def test_raw_pushes_cost_a_supervised_worker_a_restart_at_most(live: Live, tmp_p
             for name in ("text", "headers that are text"):
                 deaths = told().count("is started again")
                 broker.lpush(QUEUE, RAW[name])
-                until(lambda deaths=deaths: told().count("is started again") > deaths, f"a restart after {name}")
+                until(
+                    lambda deaths=deaths: told().count("is started again") > deaths, f"a restart after {name}"
+                )
             broker.lpush(QUEUE, RAW["JSON"])
             run = client.submit(pipeline, [{"do": "good"}], reuse=False)
             run.wait(60)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
 from hostile_kit.live import Live
 from hostile_kit.replies import MARKER, REPLIES
-
-import pytest
 
 pytestmark = [pytest.mark.workers, pytest.mark.timeout(180)]
 

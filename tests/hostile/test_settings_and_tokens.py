@@ -1,5 +1,7 @@
 """Settings, vault keys and tokens out of foreign text: used, or refused without a quotation; never a crash."""
 
+# ruff: noqa: PT017 - a property holds for what is taken and for what is refused alike
+
 from __future__ import annotations
 
 import os
@@ -19,7 +21,9 @@ NAMES = [name for name in Settings.model_fields if name not in ("home",)]
 
 words = (
     st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=60)
-    | st.sampled_from(["-1", "0", "1e999", "nan", "inf", "9" * 400, "true", "{}", "[", "redis://", "amqp://", "://@:?"])
+    | st.sampled_from(
+        ["-1", "0", "1e999", "nan", "inf", "9" * 400, "true", "{}", "[", "redis://", "amqp://", "://@:?"]
+    )
     | st.from_regex(r"[a-z+]{1,8}://[^\0]{0,30}", fullmatch=True)
 )
 
@@ -58,7 +62,13 @@ def test_a_password_in_a_url_is_never_shown(password: str, scheme: str, user: st
     assert MARKER not in shown
 
 
-@given(text=st.text() | st.binary() | st.integers() | st.lists(st.text()) | st.from_regex(r"[\w-]{1,70}(/\d{1,20}){3,6}"))
+@given(
+    text=st.text()
+    | st.binary()
+    | st.integers()
+    | st.lists(st.text())
+    | st.from_regex(r"[\w-]{1,70}(/\d{1,20}){3,6}")
+)
 @example(text="run/0/0/1/1\n")
 @example(text="run/٣/0/1/1")
 @example(text="run/00/0/1/1")
@@ -68,7 +78,11 @@ def test_a_token_is_exact_or_refused(text: object) -> None:
     try:
         token = Token.parse(text)
     except BadToken as error:
-        assert str(error) in {"not a token: wrong type", "not a token: wrong length", "not a token: wrong form"}
+        assert str(error) in {
+            "not a token: wrong type",
+            "not a token: wrong length",
+            "not a token: wrong form",
+        }
     else:
         assert str(token) == text
         assert isinstance(text, str)
@@ -80,7 +94,9 @@ def test_vault_keys_are_used_or_refused_without_a_quotation(text: str) -> None:
     try:
         KeyRing.parse(text)
     except BadKeys as error:
-        assert str(error) == f"vault keys are wrong ({error.code}): expected id:base64url-of-32-bytes[,id:...]"
+        assert (
+            str(error) == f"vault keys are wrong ({error.code}): expected id:base64url-of-32-bytes[,id:...]"
+        )
 
 
 RING = KeyRing.parse("k1:" + "A" * 43)

@@ -130,7 +130,8 @@ def test_a_marker_is_found_however_it_is_written(kind: Kind) -> None:
     text = planted(kind)
     for written in (
         text.encode(), text.upper().encode(), json.dumps([json.dumps({"a": text})]).encode(), repr(text).encode(),
-        text[:40].encode(), text[-40:].encode(), text.encode("utf-16"), text.encode().hex().encode(), text[::-1].encode(),
+        text[:40].encode(), text[-40:].encode(), text.encode("utf-16"), text.encode().hex().encode(),
+        text[::-1].encode(),
         *(base64.b64encode(b"x" * before + text.encode()) for before in range(6)),
         *(base64.urlsafe_b64encode(b"x" * before + MARKERS[kind].encode() + b"?>" * 3) for before in range(3)),
     ):  # fmt: skip

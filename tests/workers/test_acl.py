@@ -88,8 +88,14 @@ class Fenced:
         return redis.Redis.from_url(self.url(part, role))
 
     def variables(self, role: str) -> dict[str, str]:
-        vault = {} if role == "flower" else {"REMAND_VAULT_URL": self.url("vault", role)}
-        return {**self.environment, "REMAND_BROKER_URL": self.url("broker", role), **vault}
+        given = {**self.environment, "REMAND_BROKER_URL": self.url("broker", role)}
+        if role != "flower":
+            given["REMAND_VAULT_URL"] = self.url("vault", role)
+        if role not in ROLES:
+            del given["REMAND_VAULT_KEYS"]  # Who reads no texts needs no key.
+        if role == "flower":
+            del given["REMAND_LEDGER_URL"]
+        return given
 
     def settings(self, role: str) -> Settings:
         return Settings(
@@ -205,7 +211,7 @@ def test_a_run_passes_and_nothing_the_product_does_is_refused(fenced: Fenced) ->
         "".join(f"{json.dumps(do)}\n" for do in ("good", "correct", "reject", "undetermined", "raise"))
     )
     done = fenced.remand(
-        "client", "submit", "fenced:pipeline", "-i", "in.jsonl", "--run-id", "r", "--wait", "-q"
+        "client", "submit", "fenced:pipeline", "-i", "in.jsonl", "--run-id", "r", "--wait", "-q", "--no-reuse"
     )
     assert done.returncode == 3, done.stderr
     shown = fenced.remand("client", "results", "r")

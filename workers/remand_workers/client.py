@@ -43,8 +43,8 @@ class BadInput(RemandError):
 class BadValue(RemandError):
     """A stored value does not fit the output type of the pipeline that reads it: the type was changed since.
 
-    Load the pipeline as it was when the run was made. `error_type` is the type of what the output type raised; the value
-    is not quoted.
+    Load the pipeline as it was when the run was made. `error_type` names what the output type raised; the value is not
+    quoted.
     """
 
     def __init__(self, run: str, item: int, error_type: str) -> None:
@@ -55,7 +55,7 @@ class BadValue(RemandError):
 
     def __str__(self) -> str:
         return (
-            f"run {self.run!r}: the value of item {self.item} does not fit the output type of the pipeline's last stage "
+            f"run {self.run!r}: the value of item {self.item} does not fit the output type of the last stage "
             f"({self.error_type}); read it with the pipeline as it was"
         )
 
@@ -160,7 +160,7 @@ class Client:
 
     def __init__(self, settings: Settings | None = None) -> None:
         self.settings = settings or Settings()
-        self.settings.require_services()
+        self.settings.require_services(keys=False)
         assert self.settings.ledger_url is not None
         self.database = Database(self.settings.ledger_url)
         prepare(self.database, migrate=self.database.sqlite)

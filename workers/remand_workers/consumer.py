@@ -77,7 +77,10 @@ def fault_of(message: Any) -> str | None:
         return "id"
     if message.content_type != "application/json" or message.content_encoding != "utf-8":
         return "content type"
-    if any(headers.get(name) for name in ("compression", "eta", "expires", "group", "chord", "replaced_task_nesting")):
+    if any(
+        headers.get(name)
+        for name in ("compression", "eta", "expires", "group", "chord", "replaced_task_nesting")
+    ):
         return "option"
     if headers.get("timelimit") not in (None, [None, None]) or headers.get("retries") not in (None, 0):
         return "option"

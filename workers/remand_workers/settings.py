@@ -291,19 +291,20 @@ class Settings(BaseSettings):
         """Whether services are to be started here, in `home`, because no broker is named."""
         return self.broker_url is None
 
-    def require_services(self) -> None:
+    def require_services(self, *, keys: bool = True) -> None:
         """Check that broker, vault, its keys and ledger are all named, and that the keys are keys.
 
-        Raises `SettingsError`, with every one that is wrong.
+        With `keys` false, for one who submits and watches: it reads no texts and should hold no keys. Raises
+        `SettingsError`, with every one that is wrong.
         """
         problems = []
         if self.broker_url is None:
             problems.append(("broker_url", "is not set: name a broker, or use embedded services"))
         if self.vault_url is None:
             problems.append(("vault_url", "must be set: the broker is no Redis that could hold the vault"))
-        if self.vault_keys is None:
+        if keys and self.vault_keys is None:
             problems.append(("vault_keys", "must be set, to the same keys on every worker"))
-        else:
+        elif keys and self.vault_keys is not None:
             try:
                 KeyRing.parse(self.vault_keys.get_secret_value())
             except RemandError as error:

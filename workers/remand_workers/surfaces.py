@@ -238,7 +238,8 @@ _TAIL: Final = """
 - **Names and codes** (of pipelines, stages, validators, findings, retry requests; types of exceptions and the places
   in the code that raised them) are shown. They are made by the author, not by a model.
 - **An import that raises** while a pipeline is loaded is chained to the `PipelineError` for the author's own terminal.
-- **Digests** of inputs and values are in the ledger: who can read it, and guesses a text, can see that the guess is right.
+- **Digests** of inputs and values are in the ledger: who can read it and guesses a text can see that the guess is
+  right.
 - **`REMAND_DEBUG=1`** shows tracebacks of unexpected errors on the terminal; they may quote data.
 """
 

@@ -229,7 +229,7 @@ def flushed(ground: Ground, *kinds: str, times: int = 3) -> Tally:
 # -------------------------------------------------------------------------------------- poison: Q4, V13
 
 
-def poisoned(ground: Ground, *, poison: int = 1, neighbours: int = 30) -> Tally:
+def poisoned(ground: Ground, *, poison: int = 1, neighbours: int = 30, window: int = 64) -> Tally:
     """Q4: inputs that end their worker every time, with neighbours in the same process."""
     recoveries = 3
     inputs = inputs_of(neighbours, ["good"])
@@ -255,6 +255,7 @@ def poisoned(ground: Ground, *, poison: int = 1, neighbours: int = 30) -> Tally:
         inputs=inputs,
         pipeline="chaos_kit.pipeline:poison",
         workers=1,
+        window=window,
         delay=0.2,
         environment={"REMAND_CONCURRENCY": "40", "REMAND_MAX_RECOVERIES": str(recoveries)},
         expected_status="degraded",
@@ -384,6 +385,8 @@ def another_version(ground: Ground) -> Tally:
         "worker with another version",
         inputs=inputs_of(8, ["good"]),
         pipeline="chaos_kit.pipeline:versioned",
+        # Each message that the misfit takes is sent again after a dispatch lease, which doubles.
+        environment={"REMAND_DISPATCH_LEASE": "0.4", "REMAND_DISPATCH_LEASE_MAX": "0.8"},
         workers=1,
         before=misfit_first,
         scripted=False,

@@ -105,12 +105,15 @@ MESSAGES: dict[str, Callable[[Path], bytes]] = {
     "time limits that are none": lambda _: envelope(body(FORGED), headers={"timelimit": MARKER}),
     "retries that are none": lambda _: envelope(body(FORGED), headers={"retries": MARKER}),
     "a chain of another task": lambda _: envelope(body(FORGED, embedded={"chain": [_link(MARKER, MARKER)]})),
-    "a chain about another token": lambda _: envelope(body(FORGED, embedded={"chain": [_link(QUEUE, MARKER)]})),
+    "a chain about another token": lambda _: envelope(
+        body(FORGED, embedded={"chain": [_link(QUEUE, MARKER)]})
+    ),
     "a chain that is none": lambda _: envelope(body(FORGED, embedded={"chain": [MARKER]})),
     "error callbacks": lambda _: envelope(body(FORGED, embedded={"errbacks": [_link(MARKER, MARKER)]})),
     "a chord": lambda _: envelope(body(FORGED, embedded={"chord": _link(MARKER)}), headers={"group": MARKER}),
     "the old protocol": lambda _: envelope(
-        json.dumps({"task": QUEUE, "id": MARKER, "args": [MARKER], "kwargs": {}}).encode(), headers={"task": None}
+        json.dumps({"task": QUEUE, "id": MARKER, "args": [MARKER], "kwargs": {}}).encode(),
+        headers={"task": None},
     ),
     "a gigabyte, compressed": lambda _: envelope(
         zlib.compress(body(MARKER + "x" * 1_000_000_000), 1), headers={"compression": "application/x-gzip"}
@@ -123,4 +126,4 @@ RAW = {
     "text": MARKER.encode(),
     "headers that are text": json.dumps({**json.loads(envelope(b"")), "headers": MARKER}).encode(),
 }
-"""Pushed onto the list without kombu's envelope, or with a broken one: Celery fails before any code of ours is asked."""
+"""Pushed onto the list without kombu's envelope, or with a broken one: Celery fails before it asks our code."""

@@ -38,6 +38,7 @@ def _body(content: str) -> bytes:
 
 _LARGE = 50 * 1024 * 1024
 _VALUE = json.dumps({"n": 1, "note": MARKER})
+_ESCAPED = _body(_VALUE.replace('"', '\\"'))
 
 REPLIES: dict[str, Expected] = {
     "good": Expected(_text(_VALUE), status="accepted"),
@@ -69,11 +70,11 @@ REPLIES: dict[str, Expected] = {
     "backslashes": Expected(_text('{"n": 1, "note": "' + MARKER + "\\" * 1_000_001), "invalid_json"),
     "gone": Expected(lambda: Reply(drop=True), "connection"),
     "usage": Expected(
-        _raw(lambda: _body(_VALUE.replace('"', '\\"'))[:-1] + b', "usage": {"prompt_tokens": 1e308, "completion_tokens": -5}}'),
+        _raw(lambda: _ESCAPED[:-1] + b', "usage": {"prompt_tokens": 1e308, "completion_tokens": -5}}'),
         status="accepted",
     ),
     "model_name": Expected(
-        _raw(lambda: _body(_VALUE.replace('"', '\\"'))[:-1] + b', "model": "' + b"m" * 100_000 + b'"}'), status="accepted"
+        _raw(lambda: _ESCAPED[:-1] + b', "model": "' + b"m" * 100_000 + b'"}'), status="accepted"
     ),
     "headers": Expected(
         lambda: Reply(_VALUE, headers={"set-cookie": MARKER, "x-long": MARKER * 2_000}), status="accepted"

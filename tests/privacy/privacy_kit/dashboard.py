@@ -20,7 +20,7 @@ def main() -> None:
     logs.configure(settings)
     options = configure(settings)
     options.persistent, options.db = True, sys.argv[1]
-    made = Flower(capp=create_app(settings), options=options, **flower_settings)
+    made = Flower(capp=create_app(settings, works=False), options=options, **flower_settings)
     sys.stdout.write(f"{made.start_http_server()}\n")
     sys.stdout.flush()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

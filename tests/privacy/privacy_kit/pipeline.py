@@ -172,9 +172,7 @@ def _mess() -> None:
 
 extract = Stage(
     "extract",
-    ChatProducer(
-        Answer, ask, version="1", model="scripted", repairs=1, timeout=CHAT_TIMEOUT, name="chat"
-    ),
+    ChatProducer(Answer, ask, version="1", model="scripted", repairs=1, timeout=CHAT_TIMEOUT, name="chat"),
     [checks, tone],
     retries=1,
     backoff=0.05,

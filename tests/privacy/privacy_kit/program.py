@@ -90,7 +90,9 @@ def client(diary: Diary) -> None:
     """Submit, wait, read results; and do all that wrongly."""
     settings = Settings()
     with Client(settings) as using:
-        run = using.submit(leaks.pipeline, leaks.inputs(("good", "module_guided")), run_id=f"client-{CONTROL}")
+        run = using.submit(
+            leaks.pipeline, leaks.inputs(("good", "module_guided")), run_id=f"client-{CONTROL}"
+        )
         diary.value(run)
         diary.value(settings)
         run.wait(60)
@@ -123,11 +125,17 @@ def client(diary: Diary) -> None:
             diary.error("feed key", using.feed, begun, [(0, {"id": key})], key="id")
         diary.error("feed key", using.feed, begun, [(0, {"text": INPUT})], key="id")
         diary.error("begin", using.begin, leaks.strict, run_id=f"errors-{CONTROL}")
-        diary.error("an ended run", using.submissions.feed, f"client-{CONTROL}", [new_item(9, INPUT, None)], 0.0)
+        diary.error(
+            "an ended run", using.submissions.feed, f"client-{CONTROL}", [new_item(9, INPUT, None)], 0.0
+        )
         diary.error("no run", using.run, "nothing")
         begun.cancel()
         cancelled = using.submit(
-            leaks.pipeline, leaks.inputs(("cancelled",)) * 3, run_id=f"cancelled-{CONTROL}", window=2, reuse=False
+            leaks.pipeline,
+            leaks.inputs(("cancelled",)) * 3,
+            run_id=f"cancelled-{CONTROL}",
+            window=2,
+            reuse=False,
         )
         while cancelled.status().in_flight == 0:
             time.sleep(0.05)
@@ -175,7 +183,11 @@ def local(diary: Diary) -> None:
     diary.error("judge", broken.function, candidate, context({"do": "judge_broken"}))
     no_json = ChatProducer(int, lambda _: [{"role": "user", "content": "[[structural]]"}], version="1")
     diary.error("producer", no_json, given)
-    for prompt in (planted(Kind.PROMPT) + " {a", planted(Kind.PROMPT) + " {a.b}", lambda _: leaks.trouble("prompt")):
+    for prompt in (
+        planted(Kind.PROMPT) + " {a",
+        planted(Kind.PROMPT) + " {a.b}",
+        lambda _: leaks.trouble("prompt"),
+    ):
         diary.error("prompt", lambda prompt=prompt: ChatProducer(int, prompt, version="1")(given))
     asked = ChatProducer(int, planted(Kind.PROMPT) + " {" + "missing}", version="1")
     diary.error("prompt field", asked, given)
@@ -192,7 +204,9 @@ def local(diary: Diary) -> None:
 
 if __name__ == "__main__":
     which, log, errors, values = sys.argv[1:]
-    logging.basicConfig(filename=log, level=logging.DEBUG, format="%(name)s %(message)s %(args)s %(exc_info)s")
+    logging.basicConfig(
+        filename=log, level=logging.DEBUG, format="%(name)s %(message)s %(args)s %(exc_info)s"
+    )
     logging.getLogger("sqlalchemy.engine").setLevel(logging.INFO)
     logging.captureWarnings(True)
     warnings.simplefilter("always")

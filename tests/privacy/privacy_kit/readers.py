@@ -35,9 +35,7 @@ def bodies(traffic: bytes) -> list[bytes]:
 
 def task_messages(folder: Path) -> bytes:
     """The commands that carry task messages."""
-    return b"\n".join(
-        line for line in (folder / "traffic").read_bytes().split(b"\n") if b"argsrepr" in line
-    )
+    return b"\n".join(line for line in (folder / "traffic").read_bytes().split(b"\n") if b"argsrepr" in line)
 
 
 def _messages(folder: Path) -> bytes:
@@ -81,7 +79,11 @@ READERS: dict[str, Reader] = {
     "pulse logs": _files("pulse.err"),
     "client logs": _files("client.log"),
     "standard streams": _files(
-        *(f"{name}.{end}" for name in ("worker-*", "pulse", "flower", "client", "local") for end in ("out", "err"))
+        *(
+            f"{name}.{end}"
+            for name in ("worker-*", "pulse", "flower", "client", "local")
+            for end in ("out", "err")
+        )
     ),
     "flower pages": _files("flower-pages"),
     "flower api": _files("flower-api"),

@@ -1,8 +1,8 @@
 """Makes everything happen to real runs on real processes, watches, and writes down what every surface held.
 
 What it leaves is a folder of evidence: one file or folder for each surface, read by `readers.py`. Services are the
-product's embedded ones; workers (one that coordinates, two that produce and judge, one of `remand run` that does all; an
-item kills one of them), Flower, users' programs and commands are processes of their own.
+product's embedded ones; workers (one that coordinates, two that produce and judge, one of `remand run` that does all;
+an item kills one of them), Flower, users' programs and commands are processes of their own.
 """
 
 from __future__ import annotations
@@ -92,7 +92,9 @@ class Story:
             embedded = Embedded(Settings(_env_file=None, home=self.folder / "home"))
             stack.enter_context(embedded)
             settings = embedded.settings
-            kept = {name: value for name, value in os.environ.items() if not name.startswith(("REMAND_", "OTEL_"))}
+            kept = {
+                name: value for name, value in os.environ.items() if not name.startswith(("REMAND_", "OTEL_"))
+            }
             self._environment = {
                 **{name: value for name, value in kept.items() if not name.lower().endswith("_proxy")},
                 **settings.environment(),
@@ -171,7 +173,9 @@ class Story:
             each.start()
             stack.callback(each.stop)
         self._begin()
-        until(lambda: app.control.enable_events(reply=True, timeout=1) and len(events.workers) >= 3, "workers")
+        until(
+            lambda: app.control.enable_events(reply=True, timeout=1) and len(events.workers) >= 3, "workers"
+        )
         self._main_run(app)
         self._finish("client")
         self._finish("local")
@@ -223,7 +227,11 @@ class Story:
     def _main_run(self, app: Any) -> None:
         """`remand run` on a terminal, with one worker more than there are; workers are asked all the while."""
         lines = [json.dumps(each) for each in inputs()]
-        bad = [lines[0][:-3], '"' + json.loads(lines[0])["text"], json.dumps({"text": json.loads(lines[0])["text"]})]
+        bad = [
+            lines[0][:-3],
+            '"' + json.loads(lines[0])["text"],
+            json.dumps({"text": json.loads(lines[0])["text"]}),
+        ]
         (self.data / "in.jsonl").write_text("\n".join([*lines, *bad]) + "\n")
         ours, theirs = pty.openpty()
         self._start(
@@ -312,8 +320,15 @@ class Story:
         some = [*list(failed)[:10], *tasks[:: max(len(tasks) // 25, 1)]]
         pages = ["/", "/workers", "/tasks", "/broker", table, *(f"/task/{each}" for each in some)]
         pages += [f"/worker/{urllib.parse.quote(each)}" for each in workers]
-        api = ["/api/tasks?limit=5000", "/api/workers?refresh=1", "/api/task/types", "/api/queues/length", "/metrics",
-               "/healthcheck", *(f"/api/task/{what}/{each}" for each in some[:15] for what in ("info", "result"))]
+        api = [
+            "/api/tasks?limit=5000",
+            "/api/workers?refresh=1",
+            "/api/task/types",
+            "/api/queues/length",
+            "/metrics",
+            "/healthcheck",
+            *(f"/api/task/{what}/{each}" for each in some[:15] for what in ("info", "result")),
+        ]
         for name, paths in (("flower-pages", pages), ("flower-api", api)):
             self._write(name, "\n".join(f"== {path}\n{_fetch(port, path)}" for path in paths))
 

@@ -224,6 +224,7 @@ def up(settings: Settings, pipelines: list[str]) -> int:
             services = stack.enter_context(Embedded(settings))
             settings = services.settings
             say(f"services   {'joined' if services.attached else 'started'} in {str(settings.home)!r}")
+        settings.require_services()
         with Client(settings):
             pass
         crew = _crew(settings, pipelines)
@@ -273,6 +274,8 @@ class _Work:
             self._stack.enter_context(self._signals.handled())
             if self._settings.embedded:
                 self._settings = self._stack.enter_context(Embedded(self._settings)).settings
+            # Workers need the vault's keys; who only submits needs none.
+            self._settings.require_services(keys=self._order.workers)
             self.client = self._stack.enter_context(Client(self._settings))
             # Asked before anything begins, so that a server that cannot be reached is said at once.
             self.client.now()
