@@ -102,7 +102,7 @@ def _correction(
     if not names:
         return None
     if not sealed.keys() >= set(names):
-        log.warning("the correction is gone; the attempt begins afresh")
+        log.warning("the correction could not be read back: it is gone; the attempt begins afresh")
         return None
     texts = [json.loads(runtime.vault.unseal(row.run_id, row.seq, name, sealed[name])) for name in names]
     if row.correction.startswith("guid"):

@@ -138,17 +138,16 @@ class Events(threading.Thread):
     def __init__(self, app: Celery) -> None:
         super().__init__(daemon=True)
         self._app = app
-        self._stop_it = threading.Event()
+        self._receiver: Any = None
         self.seen: list[dict[str, Any]] = []
         self.workers: set[str] = set()
 
     def run(self) -> None:
         """The thread's work."""
         with self._app.connection_for_read() as connection:
-            receiver = self._app.events.Receiver(connection, handlers={"*": self._take})
-            while not self._stop_it.is_set():
-                with suppress(TimeoutError):
-                    receiver.capture(limit=None, timeout=0.5, wakeup=True)
+            self._receiver = self._app.events.Receiver(connection, handlers={"*": self._take})
+            # Once and for all: a receiver that begins anew has lost what was sent in between.
+            self._receiver.capture(limit=None, timeout=None, wakeup=True)
 
     def _take(self, event: dict[str, Any]) -> None:
         self.seen.append(event)
@@ -160,8 +159,9 @@ class Events(threading.Thread):
         return list(dict.fromkeys(str(each["uuid"]) for each in self.seen if "uuid" in each))
 
     def stop(self) -> None:
-        """End it."""
-        self._stop_it.set()
+        """End it. It looks up every second."""
+        if self._receiver is not None:
+            self._receiver.should_stop = True
         self.join(20)
 
 
