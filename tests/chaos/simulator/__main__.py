@@ -1,8 +1,8 @@
 """Run schedules, or replay one.
 
-    python -m simulator 100000 [--mode normal|poison|redrive|restore|all] [--without RULE] [--seed N] [--processes N]
-    python -m simulator replay SEED [--mode MODE] [--without RULE]
-    python -m simulator rules
+python -m simulator 100000 [--mode normal|poison|redrive|restore|all] [--without RULE] [--seed N] [--processes N]
+python -m simulator replay SEED [--mode MODE] [--without RULE]
+python -m simulator rules
 """
 
 from __future__ import annotations
@@ -49,7 +49,12 @@ def chunk(job: tuple[int, int, str, tuple[str, ...]]) -> tuple[int, int, int, in
 
 
 def many(
-    count: int, mode: str, rules: tuple[str, ...] = (), first: int = 0, processes: int | None = None, stop: bool = False
+    count: int,
+    mode: str,
+    rules: tuple[str, ...] = (),
+    first: int = 0,
+    processes: int | None = None,
+    stop: bool = False,
 ) -> tuple[int, int, int, int, dict[str, list[int]]]:
     """`count` schedules in several processes; with `stop`, no more than needed to see one violation."""
     size = 50 if stop else 250
@@ -64,7 +69,13 @@ def many(
             if stop and found:
                 break
     schedules, steps, faults, generations = totals
-    return schedules, steps, faults, generations, {violation: sorted(seeds) for violation, seeds in found.items()}
+    return (
+        schedules,
+        steps,
+        faults,
+        generations,
+        {violation: sorted(seeds) for violation, seeds in found.items()},
+    )
 
 
 def replay(seed: int, mode: str, rules: tuple[str, ...]) -> int:
@@ -84,7 +95,9 @@ def replay(seed: int, mode: str, rules: tuple[str, ...]) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command."""
-    parser = argparse.ArgumentParser(prog="simulator", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(
+        prog="simulator", description=__doc__.splitlines()[0] if __doc__ else None
+    )
     parser.add_argument("what", help="how many schedules, or `replay`, or `rules`")
     parser.add_argument("number", nargs="?", type=int, help="the seed to replay")
     parser.add_argument("--mode", choices=(*MODES, "all"), default="all")
@@ -105,8 +118,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         schedules, steps, faults, generations, found = many(count, mode, rules, given.seed, given.processes)
         seconds = time.monotonic() - began
         sys.stdout.write(
-            f"{mode:8} {schedules:>9,} schedules {steps:>12,} steps {faults:>10,} faults {generations:>10,} generations "
-            f"{sum(map(len, found.values())):>5} violations  {seconds:,.0f} s\n"
+            f"{mode:8} {schedules:>9,} schedules {steps:>12,} steps {faults:>10,} faults "
+            f"{generations:>10,} generations {sum(map(len, found.values())):>5} violations  {seconds:,.0f} s\n"
         )
         for violation, seeds in found.items():
             bad += len(seeds)
@@ -123,7 +136,10 @@ def show_rules(first: int, processes: int | None) -> int:
         count = 4_000
         schedules, *_, found = many(count, rule.mode, (name,), first, processes, stop=True)
         held += bool(found)
-        what = "; ".join(f"{violation} (seed {seeds[0]})" for violation, seeds in found.items()) or "NOTHING BROKE"
+        what = (
+            "; ".join(f"{violation} (seed {seeds[0]})" for violation, seeds in found.items())
+            or "NOTHING BROKE"
+        )
         sys.stdout.write(f"{name:20} {rule.says}\n    without it, of {schedules} schedules: {what}\n")
         sys.stdout.flush()
     return int(held < len(RULES))

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from greenlet import GreenletExit
+
 from remand import (
     Context,
     Correction,
@@ -133,7 +134,8 @@ class CheckedWorld(World):
                 raise Violation("a verdict nobody gave")
             self.said[number][index].append(verdict)
         if field == b"p" and value == b"lost":
-            if self.tell("condemned", seq) is None and not self._dead(seq):
+            self.tell("condemned", seq)
+            if not self._dead(seq):
                 self.losses[seq] += 1
                 self.credits[seq] += 1
 
@@ -154,7 +156,16 @@ class CheckedWorld(World):
             return
         if after["epoch"] < before["epoch"]:
             raise Violation("an epoch went back")
-        self.tell("ROW", seq, after["state"], "epoch", after["epoch"], "attempt", after["attempt"], after["status"] or "")
+        self.tell(
+            "ROW",
+            seq,
+            after["state"],
+            "epoch",
+            after["epoch"],
+            "attempt",
+            after["attempt"],
+            after["status"] or "",
+        )
         if before["state"] != "closed" and after["state"] == "closed":
             self._closed(before, after)
         elif after["attempt"] > before["attempt"] and after["stage"] == before["stage"]:

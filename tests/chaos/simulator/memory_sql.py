@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from sqlalchemy.sql import dml, elements, operators, selectable
+
 from remand_tasks.state import ledger, submissions
 from remand_tasks.state.tables import items, metadata, runs
-from sqlalchemy.sql import dml, elements, operators, selectable
 
 Predicate = Callable[[Mapping[str, Any], Mapping[str, Any]], Any]
 

@@ -66,7 +66,9 @@ def _no_complete_check(stack: ExitStack) -> None:
     real_facts = coordinate.facts_of
 
     def facts_of(record: Record, stage: Any) -> Any:
-        return real_facts(replace(record, p="operational") if record.p in ("open", "claimed") else record, stage)
+        return real_facts(
+            replace(record, p="operational") if record.p in ("open", "claimed") else record, stage
+        )
 
     stack.enter_context(patch.object(coordinate, "report_of", report_of))
     stack.enter_context(patch.object(coordinate, "facts_of", facts_of))
@@ -152,7 +154,9 @@ def _run_unlocked(stack: ExitStack) -> None:
             stale = ledger.run_of(connection.execute(ledger._RUN, {"run_id": before.run_id}).mappings().one())
         real_of = ledger.run_of
         self.database._before("sql")
-        with patch.object(ledger, "run_of", lambda found, prefix="": stale if stale else real_of(found, prefix)):
+        with patch.object(
+            ledger, "run_of", lambda found, prefix="": stale if stale else real_of(found, prefix)
+        ):
             with patch.object(self.database, "_before", lambda kind: None):
                 return real(self, before, plan, now, change, closing=closing)
 
@@ -202,7 +206,9 @@ def _no_ahead(stack: ExitStack) -> None:
 RULES: dict[str, Rule] = {
     "no_round": Rule("the epoch rises on revalidation", "normal", _no_round),
     "no_complete_check": Rule(
-        "only complete facts decide, and a step with nothing to do stops its chain", "normal", _no_complete_check
+        "only complete facts decide, and a step with nothing to do stops its chain",
+        "normal",
+        _no_complete_check,
     ),
     "missing_unlatched": Rule("a missing record is latched by a tombstone", "normal", _missing_unlatched),
     "queue_wait_is_loss": Rule("waiting in a queue is no loss", "normal", _queue_wait_is_loss),

@@ -16,8 +16,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import remand.attempt
 from greenlet import GreenletExit, getcurrent, greenlet
+
+import remand.attempt
 from remand import (
     SINGLE_RESPONSE_V1,
     Context,
@@ -93,7 +94,11 @@ def pipeline_of(stages: int, retries: int, failing: bool, version: str = "1") ->
     validators = [
         Validator(functools.partial(_judge, 0), "first", version="1", execution_retries=EXECUTION_RETRIES),
         Validator(
-            functools.partial(_judge, 1), "second", version="1", execution_retries=EXECUTION_RETRIES, queue="slow"
+            functools.partial(_judge, 1),
+            "second",
+            version="1",
+            execution_retries=EXECUTION_RETRIES,
+            queue="slow",
         ),
     ]
     producer = SimulatedProducer("die", version=version, correction=SINGLE_RESPONSE_V1, timeout=20.0)
@@ -397,7 +402,9 @@ class World:
 
     def redrive(self) -> None:
         """A person gives what ended badly another round."""
-        ended = [r["seq"] for r in self.rows if r["status"] in ("failed", "rejected", "cancelled", "incomplete")]
+        ended = [
+            r["seq"] for r in self.rows if r["status"] in ("failed", "rejected", "cancelled", "incomplete")
+        ]
         if ended and self.run_status == "running" and self.dice.random() < 0.5:
             try:
                 self.submissions.redrive(RUN, self.pipeline.fingerprint, seqs=[self.dice.choice(ended)])
@@ -464,7 +471,10 @@ class World:
 
     def _deliver(self) -> None:
         worker = self.dice.randrange(self.workers)
-        if self.frozen_until[worker] <= self.redis.now and sum(p.worker == worker for p in self.processes) < 5:
+        if (
+            self.frozen_until[worker] <= self.redis.now
+            and sum(p.worker == worker for p in self.processes) < 5
+        ):
             first = self.dice.random() < 0.5
             self.start(worker, self.queue.pop(0 if first else self.dice.randrange(len(self.queue))))
 
@@ -488,8 +498,8 @@ def encoded(value: Any) -> str:
 
 __all__ = [
     "RUN",
-    "OperationalFailure",
     "ModelResponse",
+    "OperationalFailure",
     "Produced",
     "RetryRequest",
     "StructuralFailure",

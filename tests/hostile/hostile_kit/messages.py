@@ -68,6 +68,18 @@ def _link(task: str, *arguments: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _bomb() -> bytes:
+    """A body of half a gigabyte in half a megabyte, made without ever having it whole."""
+    packing, block = zlib.compressobj(1), b"x" * 1_000_000
+    begun = packing.compress(f'[["{MARKER}'.encode())
+    return (
+        begun
+        + b"".join(packing.compress(block) for _ in range(500))
+        + packing.compress(b'"],{},{}]')
+        + packing.flush()
+    )
+
+
 FORGED = f"{MARKER}/0/0/1/1"
 
 MESSAGES: dict[str, Callable[[Path], bytes]] = {
@@ -115,9 +127,7 @@ MESSAGES: dict[str, Callable[[Path], bytes]] = {
         json.dumps({"task": QUEUE, "id": MARKER, "args": [MARKER], "kwargs": {}}).encode(),
         headers={"task": None},
     ),
-    "a gigabyte, compressed": lambda _: envelope(
-        zlib.compress(body(MARKER + "x" * 1_000_000_000), 1), headers={"compression": "application/x-gzip"}
-    ),
+    "half a gigabyte, compressed": lambda _: envelope(_bomb(), headers={"compression": "application/x-gzip"}),
     "broken compression": lambda _: envelope(body(FORGED), headers={"compression": "application/x-gzip"}),
 }
 
