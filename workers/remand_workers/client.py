@@ -246,13 +246,14 @@ class Client:
             for position, value in inputs:
                 batch.append(new_item(position, value, key))
                 if len(batch) >= BATCH:
-                    new += self.submissions.feed(run.id, batch, self.now())
-                    batch = []
-        finally:
+                    full, batch = batch, []
+                    new += self.submissions.feed(run.id, full, self.now())
+        except BaseException:
             # What was read before a bad input, or before an interruption, is not lost.
             with suppress(RunError):
-                new += self.submissions.feed(run.id, batch, self.now()) if batch else 0
-        return new
+                self.submissions.feed(run.id, batch, self.now())
+            raise
+        return new + (self.submissions.feed(run.id, batch, self.now()) if batch else 0)
 
 
 def new_item(position: int, value: Any, key: str | None) -> NewItem:

@@ -94,7 +94,9 @@ def run_flower(settings: Settings, tell: Callable[[str], None]) -> int:
     """Serve Flower until SIGINT or SIGTERM; `tell` is told its address. The exit status."""
     # It needs the broker alone: neither the vault's keys nor the ledger should be where a web page is served.
     if settings.broker_url is None:
-        raise SettingsError((variable("broker_url"), "is not set: name the broker whose workers are to be seen"))
+        raise SettingsError(
+            (variable("broker_url"), "is not set: name the broker whose workers are to be seen")
+        )
     logs.configure(settings)
     flower, port = open_flower(create_app(settings, works=False), settings)
     host = settings.flower_address or "127.0.0.1"

@@ -25,6 +25,8 @@ from ..client import BadInput, Client, Run, new_item
 from .failures import UsageError
 
 BATCH = 500
+LONGEST_LINE = 16 * 1024 * 1024
+"""Bytes. A longer line is left out: what it takes to hold would take the process with it."""
 _BLOCK = 1 << 16
 _PAUSE = 0.2
 _STILL_HERE = 10.0
@@ -59,7 +61,8 @@ class Lines:
                 self._file = os.open(path, os.O_RDONLY)
             except PermissionError:
                 raise UsageError(f"the input file {name!r} may not be read; check its rights") from None
-        self._rest = b""
+        self._parts: list[bytes] = []
+        self._size = 0
         self._ended = False
         self._number = self._position = 0
         self._waiting: list[Line] = []
@@ -104,20 +107,26 @@ class Lines:
 
     def _read(self) -> list[Line]:
         block = os.read(self._file, _BLOCK)
-        if block:
-            *whole, self._rest = (self._rest + block).split(b"\n")
-        else:
-            self._ended = True
-            whole, self._rest = [self._rest], b""
+        self._ended = not block
+        *ends, begun = block.split(b"\n")
         found = []
-        for line in whole:
+        for part in ends if block else [b""]:
+            self._keep(part)
+            line, self._parts, self._size = b"".join(self._parts), [], 0
             self._number += 1
             if self._number == 1:
                 line = line.removeprefix(b"\xef\xbb\xbf")
             if line.strip():
                 found.append(Line(self._number, self._position, line))
                 self._position += 1
+        self._keep(begun)
         return found
+
+    def _keep(self, part: bytes) -> None:
+        """Add to the line that is being read; of one that is too long no more is kept than shows that it is."""
+        if part and self._size <= LONGEST_LINE:
+            self._parts.append(part)
+            self._size += len(part)
 
 
 class Feeder(threading.Thread):
@@ -186,6 +195,8 @@ class BadLine(RemandError):
 
 def parse(line: bytes, position: int, key: str | None) -> NewItem:
     """The item that a line means. Raises `BadLine`."""
+    if len(line) > LONGEST_LINE:
+        raise BadLine(f"it is longer than {LONGEST_LINE // 1024 // 1024} MiB")
     try:
         text = line.decode("utf-8")
     except UnicodeDecodeError as error:
