@@ -55,7 +55,9 @@ def serve(*, port: int = 0, slots: int = 4, threads: int | None = None) -> Itera
     """Serve the model in this process and give the base URL, for as long as the context is open.
 
     `port` 0 takes a free one. `slots` requests are answered side by side, each with 2,048 tokens of context.
-    `threads` compute; by default as many as this process may use cores, and at most two. Raises `NoLocalModel`.
+    `threads` compute; by default one fewer than this process may use cores, from one to four: the workers that feed
+    the model need one, and threads that wait for each other on a busy core are slower than one alone. Raises
+    `NoLocalModel`.
     """
     path = model_file()
     try:
@@ -69,7 +71,7 @@ def serve(*, port: int = 0, slots: int = 4, threads: int | None = None) -> Itera
     params.port = port
     params.n_parallel = slots
     params.n_ctx = 2_048 * slots
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads or min(2, _cores())
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads or max(1, min(4, _cores() - 1))
     # Threads that wait for each other by spinning take the cores from the workers that feed them.
     params.cpuparams.poll = params.cpuparams_batch.poll = 0
     params.ui = False
@@ -113,7 +115,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--port", type=int, default=0, help="port on 127.0.0.1; 0 (the default) takes a free one"
     )
     parser.add_argument("--slots", type=int, default=4, help="requests answered side by side (default: 4)")
-    parser.add_argument("--threads", type=int, help="threads that compute (default: the cores, at most 2)")
+    parser.add_argument(
+        "--threads", type=int, help="threads that compute (default: one fewer than the cores, 1 to 4)"
+    )
     parser.add_argument(
         "--while-stdin-is-open",
         action="store_true",

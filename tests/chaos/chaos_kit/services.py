@@ -168,7 +168,16 @@ class Postgres:
         )  # fmt: skip
         if made.returncode != 0:
             raise RuntimeError(f"initdb failed: {made.stderr[-800:]}")
-        self._ready = [str(binaries / "pg_isready"), "-q", "-h", str(folder), "-U", "remand", "-d", "postgres"]
+        self._ready = [
+            str(binaries / "pg_isready"),
+            "-q",
+            "-h",
+            str(folder),
+            "-U",
+            "remand",
+            "-d",
+            "postgres",
+        ]
         self.url = f"postgresql+psycopg://remand@/postgres?host={folder}"
         self.server = Server(
             "postgres",
