@@ -56,6 +56,11 @@ def test_q3_a_result_within_the_claim_counts(ground: Ground, holds: Holds) -> No
     holds(scenarios.frozen_briefly(ground, times=2))
 
 
+@pytest.mark.parametrize("ground", [POSTGRES], indirect=True)
+def test_q3_a_worker_frozen_in_a_transaction_does_not_hold_the_run(ground: Ground, holds: Holds) -> None:
+    holds(scenarios.frozen_in_a_transaction(ground))
+
+
 @pytest.mark.parametrize("ground", [SQLITE], indirect=True)
 def test_q4_a_poison_input_closes_and_every_neighbour_finishes(ground: Ground, holds: Holds) -> None:
     holds(scenarios.poisoned(ground))

@@ -64,7 +64,9 @@ def test_some_works_are_cited_more_than_once_with_the_same_author_and_year() -> 
     cited = Counter(answer["work"] for answer in ANSWERS.values())
     assert sum(count > 1 for count in cited.values()) >= 10
     for work in cited:
-        same = {(a["author"], a["year"], a["title"].casefold()) for a in ANSWERS.values() if a["work"] == work}
+        same = {
+            (a["author"], a["year"], a["title"].casefold()) for a in ANSWERS.values() if a["work"] == work
+        }
         assert len(same) == 1, work
 
 
@@ -115,7 +117,9 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("work", "change", "name"), WRONG)
-def test_a_record_that_is_wrong_in_one_field_is_rejected(work: str, change: dict[str, Any], name: str) -> None:
+def test_a_record_that_is_wrong_in_one_field_is_rejected(
+    work: str, change: dict[str, Any], name: str
+) -> None:
     key = _key_of(work)
     assert name in _rejecting({**_record(key), **change}, INPUTS[key])
 

@@ -15,6 +15,8 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError, StatementError
 from remand.errors import RemandError
 
 _WRITING = "remand_writing"
+LONGEST_PAUSE = 15
+"""Seconds that a transaction may do nothing before PostgreSQL ends it. None is held across Redis, a send or a call."""
 
 
 class LedgerError(RemandError):
@@ -55,6 +57,7 @@ class Database:
                 self.engine = create_engine(
                     parsed, pool_size=pool_size, max_overflow=30, pool_pre_ping=True, hide_parameters=True
                 )
+                _prepare_postgresql(self.engine)
         except (NoSuchModuleError, ModuleNotFoundError):
             raise LedgerError(
                 "REMAND_LEDGER_URL: the PostgreSQL driver is missing; install remand[postgres]"
@@ -111,6 +114,16 @@ def _prepare_sqlite(engine: Engine) -> None:
     def begin(connection: Connection) -> None:
         immediate = connection.get_execution_options().get(_WRITING, False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
+
+
+def _prepare_postgresql(engine: Engine) -> None:
+    @event.listens_for(engine, "connect")
+    def connect(connection: Any, _record: Any) -> None:
+        # A worker that freezes, or whose machine vanishes, in the middle of a transaction keeps its row locks, and a
+        # run's row with them: nobody could close anything of that run until the network gives the connection up.
+        with connection.cursor() as cursor:
+            cursor.execute(f"SET idle_in_transaction_session_timeout = '{LONGEST_PAUSE}s'")
+        connection.commit()
 
 
 def locked(statement: Select[Any], *, share: bool = False) -> Select[Any]:

@@ -22,7 +22,7 @@ from .checks import Tally
 from .crew import TESTS, Zygote
 from .scenarios import KILL_POINTS, Ground
 from .services import Missing
-from .stacks import NAMES, stack
+from .stacks import NAMES, POSTGRES, stack
 
 COLUMNS = ("fault", "times", "items", "lost", "closed twice", "over budget", "extra", "in flight", "s")
 
@@ -56,6 +56,8 @@ def rows(ground: Ground, times: int) -> Iterator[tuple[str, Callable[[], Tally]]
         ),
     )
     yield "SIGSTOP within the claim", lambda: scenarios.frozen_briefly(ground)
+    if ground.stack.name == POSTGRES:  # SQLite serves one machine; there a frozen worker is somebody's doing.
+        yield "SIGSTOP in a transaction", lambda: scenarios.frozen_in_a_transaction(ground)
     yield "poison input", lambda: scenarios.poisoned(ground)
     yield "2 poison inputs at once", lambda: scenarios.poisoned(ground, poison=2)
     yield "worker dies in mid-judgement", lambda: scenarios.judged_to_death(ground)
