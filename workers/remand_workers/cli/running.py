@@ -450,9 +450,15 @@ def _say_worst_case(pipeline: Pipeline, items: int | None, *, quiet: bool) -> No
     for times, of in ((1, "an item"), (items or 0, f"all {plural(items or 0, 'item')}")):
         if times:
             parts = [plural(worst.generations * times, "generation")]
-            parts += [
-                f"{plural(calls * times, 'call')} of {name}" for name, calls in worst.validator_calls.items()
-            ]
+            counts = set(worst.validator_calls.values())
+            if len(counts) == 1 and len(worst.validator_calls) > 3:
+                each = plural(counts.pop() * times, "call")
+                parts.append(f"{each} of each of its {len(worst.validator_calls)} validators")
+            else:
+                parts += [
+                    f"{plural(calls * times, 'call')} of {name}"
+                    for name, calls in worst.validator_calls.items()
+                ]
             say(f"at worst, {of}: {', '.join(parts)}")
 
 
