@@ -230,6 +230,7 @@ def test_a_fresh_key_is_a_ring(nowhere: None, capsys: pytest.CaptureFixture[str]
         (K1, ["--add", "--behind"], ("k1", "k2")),
         (KeyRing.generate("summer"), ["--add"], ("k2", "summer")),
     ],
+    ids=["one key", "two keys", "behind", "a name of its own"],
 )
 def test_a_key_is_added_to_the_ring_that_is_set(
     nowhere: None,

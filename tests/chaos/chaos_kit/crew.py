@@ -126,6 +126,8 @@ class Crew:
         self.workers: list[Worker] = []
         self.frozen: set[int] = set()
         """Processes that were stopped for longer than a claim lasts."""
+        self._asleep: dict[str, float] = {}
+        """Faults by the name of their file, and when each is over; infinity once it is."""
         self._done = threading.Event()
         self._faults = folder / "faults"
         self._faults.mkdir()
@@ -168,9 +170,17 @@ class Crew:
         broke = {pid for _, pid, action in self.faults if action == "raise"}
         return ended | broke | self.frozen
 
+    def says(self, text: str) -> bool:
+        """Whether a log holds the text."""
+        return any(text in worker.log.read_text(errors="replace") for worker in self.workers)
+
+    def all_awake(self) -> bool:
+        """Whether every process that a fault put to sleep was woken again."""
+        return all(ends == float("inf") for ends in list(self._asleep.values()))
+
     def _continue(self) -> None:
         """Wake processes that a fault put to sleep, when their time is over."""
-        asleep: dict[str, float] = {}
+        asleep = self._asleep
         while not self._done.wait(0.02):
             for path in self._faults.iterdir():
                 if path.name in asleep:

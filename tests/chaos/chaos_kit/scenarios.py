@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -146,11 +147,14 @@ def all_killed_at_once(ground: Ground, *, times: int = 3) -> Tally:
 def frozen_long(ground: Ground, point: str, *, times: int = 2) -> Tally:
     """SIGSTOP until the claim was condemned, then SIGCONT: what it brings then changes nothing."""
 
-    said: list[str] = []
+    refused: list[bool] = []
 
     def late(live: Live, tally: Tally) -> None:
-        until(lambda: all(worker.is_ready() for worker in live.crew.workers), "the frozen ones are back")
-        said.extend(worker.log.read_text() for worker in live.crew.workers)
+        until(live.crew.all_awake, "the frozen ones are back")
+        if point == "produce.called":
+            with suppress(TimeoutError):
+                until(lambda: live.crew.says("late: what was produced is refused"), "a late result", 10.0)
+                refused.append(True)
 
     name = "SIGSTOP past the claim, SIGCONT"
     total = Tally(stack=ground.stack.name, fault=name)
@@ -158,7 +162,7 @@ def frozen_long(ground: Ground, point: str, *, times: int = 2) -> Tally:
     for _ in range(3):
         rule = f"{point}=stop:4.0@0.5*{times}"
         total.add(ground.run(name, inputs=inputs_of(12), faults=rule, workers=3, after=late))
-        if point != "produce.called" or any("late: what was produced is refused" in log for log in said):
+        if point != "produce.called" or refused:
             return total
     total.problems.append("no late result was ever refused")
     return total
@@ -467,8 +471,7 @@ def odd_values(ground: Ground) -> Tally:
                 tally.problems.append(f"{do} ended {outcome.status}, not {status}")
         if any(worker.ended for worker in live.crew.workers):
             tally.problems.append("a worker ended")
-        logs = "".join(worker.log.read_text() for worker in live.crew.workers)
-        if "sensitive text" in logs:
+        if live.crew.says("sensitive text"):
             tally.problems.append("an exception's text is in a log")
 
     return ground.run(
@@ -502,7 +505,7 @@ def correction_expired(ground: Ground) -> Tally:
         ]  # fmt: skip
         if story != [(1, "candidate"), (2, "unreadable"), (2, "candidate")]:
             tally.problems.append(f"its receipts say {story}")
-        if not any("begins afresh" in worker.log.read_text() for worker in live.crew.workers):
+        if not live.crew.says("begins afresh"):
             tally.problems.append("nobody warned")
 
     return ground.run(
