@@ -248,6 +248,6 @@ def test_the_index_leads_to_every_page_of_tutorial_how_to_reference_and_explanat
 
 
 def test_promises_name_tests_that_exist() -> None:
-    page = (ROOT / "docs/explanation/what-is-promised.md").read_text("utf-8")
+    page = (ROOT / "docs/explanation/guarantees.md").read_text("utf-8")
     for path in re.findall(r"`(tests/[\w/.]+)`", page):
         assert (ROOT / path).exists(), path
