@@ -134,7 +134,7 @@ def test_b9_every_message_twice_changes_nothing(ground: Ground, holds: Holds) ->
     holds(scenarios.doubled(ground))
 
 
-@pytest.mark.parametrize("ground", [SQLITE], indirect=True)
+@pytest.mark.chaos
 def test_a_fifth_of_the_messages_may_be_lost(ground: Ground, holds: Holds) -> None:
     holds(scenarios.dropped(ground, items=12))
 

@@ -22,7 +22,8 @@ import redis
 
 from remand_workers.embedded import EmbeddedError, server_command
 
-_WATCHDOG = '"$@" </dev/null & child=$!; read -r _; kill -9 "$child"; wait "$child"; kill -9 -- "-$$"'
+# The last word is for its own process group: what the server started, and itself.
+_WATCHDOG = '"$@" </dev/null & child=$!; read -r _; kill -9 "$child"; wait "$child"; kill -9 0'
 
 
 class Missing(Exception):
@@ -112,6 +113,7 @@ class Server:
         self._process.stdin.close()
         self._process.wait(30)
         self._process = None
+        until(lambda: not self._answers(), f"{self.name} is gone", 20.0)
 
 
 def _pings(client: redis.Redis) -> bool:
