@@ -123,6 +123,11 @@ class CheckedWorld(World):
             if row["fallback"] and kind != "flush_records":
                 self.credits[row["seq"]] += 1
             self.losses[row["seq"]] += 1
+            if kind == "flush_records":
+                # What was said of a candidate is gone with its record; a kept fallback may then be judged anew.
+                for number, place in self.candidates.items():
+                    if place[0] == row["seq"]:
+                        self.said[number].clear()
         super().flush(kind)
 
     def on_record(self, key: bytes, field: bytes, value: bytes) -> None:
