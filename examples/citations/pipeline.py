@@ -7,6 +7,7 @@ anything up; what they cannot see they let through, and `score.py` counts it.
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 from typing import Final
 
 from pydantic import BaseModel, Field
@@ -15,7 +16,7 @@ from remand import Accepted, Context, Pipeline, Policy, Rejected, Stage, accept,
 from remand.llm import ChatProducer
 
 from .printed import Span, find, names_start, plain, quoted, years
-from .prompt import EXAMPLES, messages
+from .prompt import EXAMPLES, fresh_messages, messages
 
 _SEVERAL: Final = re.compile(r"[,;&:\"]|\band\b|\bet al\b", re.IGNORECASE)
 _NAME_ENDS: Final = re.compile(r"[,;:.(&{}=]|\band\b|\bet al\b", re.IGNORECASE)
@@ -204,35 +205,65 @@ def year_is_printed(citation: Citation, context: Context) -> Accepted | Rejected
     return accept()
 
 
+def _stage(producer: ChatProducer[Citation], *, blind_retries: bool) -> Stage:
+    return Stage(
+        "extract",
+        producer,
+        validators=[
+            author_is_printed,
+            author_is_one_family_name,
+            author_comes_first,
+            title_is_printed,
+            title_is_only_the_title,
+            title_is_whole,
+            nothing_is_from_the_examples,
+            year_is_printed,
+        ],
+        retries=2,
+        blind_retries=blind_retries,
+    )
+
+
+# One bad citation fails no run. What is set aside stays readable for a week, encrypted, for the person who looks.
+_SET_ASIDE: Final = Policy(
+    semantic_rejection="quarantine",
+    structural_failure="quarantine",
+    operational_failure="quarantine",
+    retain_quarantined=timedelta(days=7),
+)
+
+# For the small local model. It does not understand corrections, so it is asked afresh, with other examples.
 pipeline = Pipeline(
     name="citations",
     version="1",
     stages=[
-        Stage(
-            "extract",
+        _stage(
             ChatProducer(
                 Citation,
-                messages,
+                fresh_messages,
                 name="citation-reader",
                 version="1",
                 temperature=0.0,
                 max_tokens=200,
                 timeout=120.0,
+                correction=None,
             ),
-            validators=[
-                author_is_printed,
-                author_is_one_family_name,
-                author_comes_first,
-                title_is_printed,
-                title_is_only_the_title,
-                title_is_whole,
-                nothing_is_from_the_examples,
-                year_is_printed,
-            ],
-            retries=1,
+            blind_retries=True,
         )
     ],
-    policy=Policy(
-        semantic_rejection="quarantine", structural_failure="quarantine", operational_failure="quarantine"
-    ),
+    policy=_SET_ASIDE,
+)
+
+# For a model that follows instructions: what the validators say goes back to it, word for word. Sampling is left to
+# the server, because not every model lets itself be told.
+corrected = Pipeline(
+    name="citations-corrected",
+    version="1",
+    stages=[
+        _stage(
+            ChatProducer(Citation, messages, name="citation-reader", version="1", timeout=120.0),
+            blind_retries=False,
+        )
+    ],
+    policy=_SET_ASIDE,
 )

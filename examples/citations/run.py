@@ -23,7 +23,8 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[2]
 INPUT: Final = ROOT / "examples" / "citations" / "citations.jsonl"
 OUTPUT: Final = ROOT / "build" / "citations.jsonl"
-PIPELINE: Final = "examples.citations.pipeline:pipeline"
+SMALL_MODEL_PIPELINE: Final = "examples.citations.pipeline:pipeline"
+PIPELINE: Final = "examples.citations.pipeline:corrected"
 LOCAL_MODEL: Final = "smollm2-135m-instruct"
 BOTH: Final = ("REMAND_MODEL_BASE_URL", "REMAND_MODEL")
 DEGRADED: Final = 3
@@ -61,14 +62,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     options.output.parent.mkdir(parents=True, exist_ok=True)
     if named:
-        status = _extract(options, {})
+        status = _extract(options, PIPELINE, {})
     else:
         with _local_server() as base_url:
             if base_url is None:
                 return 1
             # It answers four requests at a time on a processor; more in line would only wait until they time out.
             options.rest = ["--workers", "1", "--concurrency", "6", *options.rest]
-            status = _extract(options, {"REMAND_MODEL_BASE_URL": base_url, "REMAND_MODEL": LOCAL_MODEL})
+            model = {"REMAND_MODEL_BASE_URL": base_url, "REMAND_MODEL": LOCAL_MODEL}
+            status = _extract(options, SMALL_MODEL_PIPELINE, model)
     if status not in (0, DEGRADED):
         return status
     if options.gold is not None:
@@ -110,9 +112,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def _extract(options: argparse.Namespace, model: Mapping[str, str]) -> int:
+def _extract(options: argparse.Namespace, pipeline: str, model: Mapping[str, str]) -> int:
     """`remand run` over the inputs. Signals that this process gets meanwhile are handed on, one for one."""
-    command = [sys.executable, "-m", "remand_workers.cli", "run", PIPELINE, "--key", "id"]
+    command = [sys.executable, "-m", "remand_workers.cli", "run", pipeline, "--key", "id"]
     command += ["--input", str(options.input), "--output", str(options.output), *options.rest]
     # A group of its own: a Ctrl-C would reach it twice otherwise, and twice means "at once".
     child = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **model}, process_group=0)

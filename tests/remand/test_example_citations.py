@@ -41,7 +41,7 @@ def _record(key: str) -> dict[str, Any]:
 
 
 def _key_of(work: str) -> str:
-    return next(key for key, answer in ANSWERS.items() if answer["work"] == work)
+    return next(str(key) for key, answer in ANSWERS.items() if answer["work"] == work)
 
 
 # ------------------------------------------------------------------------------------------------ inputs and gold
@@ -206,7 +206,13 @@ def test_a_request_ends_with_the_citation_and_holds_every_example_once() -> None
 
 def _outputs() -> Iterator[dict[str, Any]]:
     right, wrong, aside = (_key_of(work) for work in ("nash-1950", "coase-1937", "he-2016"))
-    base = {"status": "accepted", "reason": None, "attempts": 1, "generations": 1, "verdicts": []}
+    base: dict[str, Any] = {
+        "status": "accepted",
+        "reason": None,
+        "attempts": 1,
+        "generations": 1,
+        "verdicts": [],
+    }
     yield {**base, "key": right, "value": {**_record(right), "title": ANSWERS[right]["title"].upper() + "."}}
     yield {**base, "key": wrong, "value": {**_record(wrong), "year": 1938}, "attempts": 2, "generations": 2}
     verdicts = [
