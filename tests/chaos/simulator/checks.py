@@ -42,6 +42,7 @@ class CheckedWorld(World):
         self.losses: collections.Counter[int] = collections.Counter()
         self.calls: collections.Counter[tuple[int, int]] = collections.Counter()
         self.closings: collections.Counter[tuple[int, int]] = collections.Counter()
+        self.forgotten: set[int] = set()
         self.stopped_at: int | None = None
         super().__init__(seed, mode, trace)
         self.database.watch = self.on_commit
@@ -127,7 +128,7 @@ class CheckedWorld(World):
                 # What was said of a candidate is gone with its record; a kept fallback may then be judged anew.
                 for number, place in self.candidates.items():
                     if place[0] == row["seq"]:
-                        self.said[number].clear()
+                        self.forgotten.add(number)
         super().flush(kind)
 
     def on_record(self, key: bytes, field: bytes, value: bytes) -> None:
@@ -218,7 +219,7 @@ class CheckedWorld(World):
             raise Violation("a candidate of another item, stage or round was used")
         for index in (0, 1):
             said = self.said[number][index]
-            if "rejected" in said:
+            if "rejected" in said and number not in self.forgotten:
                 raise Violation("a rejected candidate advanced")
             if "accepted" not in said:
                 unable = any(name.startswith(f"stage{stage}/") for name in json.loads(row["unable"]))
