@@ -16,7 +16,7 @@ from remand import Accepted, Context, Pipeline, Policy, Rejected, Stage, accept,
 from remand.llm import ChatProducer
 
 from .printed import Span, find, names_start, plain, quoted, years
-from .prompt import EXAMPLES, fresh_messages, messages
+from .prompt import ALL_EXAMPLES, fresh_messages, messages
 
 _SEVERAL: Final = re.compile(r"[,;&:\"]|\band\b|\bet al\b", re.IGNORECASE)
 _NAME_ENDS: Final = re.compile(r"[,;:.(&{}=]|\band\b|\bet al\b", re.IGNORECASE)
@@ -173,7 +173,7 @@ def _is_bounded(text: str, title: Span) -> tuple[bool, bool]:
 def nothing_is_from_the_examples(citation: Citation, context: Context) -> Accepted | Rejected:
     """Nothing may be copied from the prompt's examples."""
     text = _text(context)
-    for example in EXAMPLES:
+    for example in ALL_EXAMPLES:
         for path in ("author", "title"):
             copied = str(example.record[path])
             if find(copied, plain(getattr(citation, path))) and not find(copied, text):
@@ -205,7 +205,7 @@ def year_is_printed(citation: Citation, context: Context) -> Accepted | Rejected
     return accept()
 
 
-def _stage(producer: ChatProducer[Citation], *, blind_retries: bool) -> Stage:
+def _stage(producer: ChatProducer[Citation], *, retries: int, blind_retries: bool) -> Stage:
     return Stage(
         "extract",
         producer,
@@ -219,7 +219,7 @@ def _stage(producer: ChatProducer[Citation], *, blind_retries: bool) -> Stage:
             nothing_is_from_the_examples,
             year_is_printed,
         ],
-        retries=2,
+        retries=retries,
         blind_retries=blind_retries,
     )
 
@@ -248,6 +248,7 @@ pipeline = Pipeline(
                 timeout=120.0,
                 correction=None,
             ),
+            retries=3,
             blind_retries=True,
         )
     ],
@@ -262,6 +263,7 @@ corrected = Pipeline(
     stages=[
         _stage(
             ChatProducer(Citation, messages, name="citation-reader", version="1", timeout=120.0),
+            retries=2,
             blind_retries=False,
         )
     ],

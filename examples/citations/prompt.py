@@ -1,7 +1,7 @@
 """What the model is asked. The examples are invented: no such works exist, so nothing can be copied from them unseen.
 
-`messages` is the same for every attempt, as corrections need it. `fresh_messages` shows other examples at each attempt:
-a small model that is asked the same question again gives the same answer again.
+A small model that is asked the same question again gives the same answer again. So `fresh_messages` asks another one
+at each attempt: other examples, or the same in another order.
 """
 
 from __future__ import annotations
@@ -95,23 +95,59 @@ EXAMPLES: Final = (
     ),
 )
 
+MORE_EXAMPLES: Final = (
+    _example(
+        "Castell, R. J., & Finch, U. (2015). Moss on stone: A field guide to quiet places. "
+        "Journal of Small Plants, 3(1), 1601–1622.",
+        "Castell",
+        "Moss on stone: A field guide to quiet places",
+        2015,
+    ),
+    _example(
+        "Ottoline. The Fisher's Tale. Translated by Mark Hale. Bristol: Anchor Books.",
+        "Ottoline",
+        "The Fisher's Tale",
+        None,
+    ),
+    _example(
+        'Yarrow, T., Ed., "The Parcel Routing Protocol (PRP) Version 2", RFC 1777, '
+        "DOI 10.17487/RFC1777, June 1990.",
+        "Yarrow",
+        "The Parcel Routing Protocol (PRP) Version 2",
+        1990,
+    ),
+    _example(
+        "Hannah Brook and Tom Sayer. 1985. The keeper of small bridges. "
+        "J. Bridge Eng. 4, 2 (May 1985), 77–83.",
+        "Brook",
+        "The keeper of small bridges",
+        1985,
+    ),
+)
+ALL_EXAMPLES: Final = EXAMPLES + MORE_EXAMPLES
+_TURNS: Final = (7, 3)
+"""Which example comes first at the third attempt and at the fourth. Found by trying: the last ones weigh most."""
+
 
 def messages(context: Context) -> list[dict[str, str]]:
-    """The request for one citation, with all examples."""
+    """The request for one citation: the same at every attempt, as corrections need it."""
     return _request(context.input["text"], EXAMPLES)
 
 
 def fresh_messages(context: Context) -> list[dict[str, str]]:
-    """The request for one citation: all examples, then the four that look most like it, then all from another one on."""
+    """The request for one citation, another at each attempt.
+
+    First the ordinary one; then only the four examples that look most like the citation, without instructions; then
+    the ordinary examples in other orders.
+    """
     text = context.input["text"]
-    match context.attempt:
-        case 1:
-            return _request(text, EXAMPLES)
-        case 2:
-            return _request(text, sorted(EXAMPLES, key=lambda example: likeness(example.text, text))[-4:])
-        case attempt:
-            first = 2 * (attempt - 2) % len(EXAMPLES)
-            return _request(text, EXAMPLES[first:] + EXAMPLES[:first])
+    if context.attempt == 1:
+        return messages(context)
+    if context.attempt == 2:
+        alike = sorted(ALL_EXAMPLES, key=lambda example: likeness(example.text, text))
+        return _request(text, alike[-4:], system=None)
+    first = _TURNS[(context.attempt - 3) % len(_TURNS)]
+    return _request(text, EXAMPLES[first:] + EXAMPLES[:first])
 
 
 def likeness(one: str, other: str) -> float:
@@ -126,8 +162,8 @@ def _pieces(text: str) -> set[str]:
     return {shape[start : start + 4] for start in range(max(len(shape) - 3, 1))}
 
 
-def _request(text: str, examples: Sequence[Example]) -> list[dict[str, str]]:
-    made = [{"role": "system", "content": SYSTEM}]
+def _request(text: str, examples: Sequence[Example], system: str | None = SYSTEM) -> list[dict[str, str]]:
+    made = [] if system is None else [{"role": "system", "content": system}]
     for example in examples:
         made += [
             {"role": "user", "content": f"Citation: {example.text}"},

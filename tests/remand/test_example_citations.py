@@ -12,7 +12,7 @@ import pytest
 from examples.citations import run
 from examples.citations.pipeline import Citation, pipeline
 from examples.citations.printed import LAST_YEAR, Year, find, plain, years
-from examples.citations.prompt import EXAMPLES, messages
+from examples.citations.prompt import ALL_EXAMPLES, EXAMPLES, fresh_messages, messages
 from examples.citations.score import GOLD, HERE, read, score
 from remand import Accepted, Context, Rejected, Status
 
@@ -129,7 +129,7 @@ def test_the_whole_citation_is_no_title() -> None:
     assert "title_is_only_the_title" in _rejecting({**_record(key), "title": INPUTS[key]}, INPUTS[key])
 
 
-@pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.parametrize("example", ALL_EXAMPLES)
 def test_what_is_copied_from_an_example_is_rejected(example: Any) -> None:
     key = _key_of("nash-1950")
     copied = {**_record(key), "author": example.record["author"]}
@@ -145,13 +145,13 @@ def test_no_record_of_another_work_passes() -> None:
             assert _rejecting(_record(other), INPUTS[key]), other
 
 
-@pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.parametrize("example", ALL_EXAMPLES)
 def test_the_prompts_own_examples_are_right(example: Any) -> None:
     assert _rejecting(example.record, example.text) <= {"nothing_is_from_the_examples"}
 
 
 def test_no_example_shares_a_name_or_a_title_with_the_citations() -> None:
-    for example in EXAMPLES:
+    for example in ALL_EXAMPLES:
         for text in INPUTS.values():
             assert find(example.record["author"], plain(text)) is None
             assert find(example.record["title"], plain(text)) is None
@@ -199,6 +199,25 @@ def test_a_request_ends_with_the_citation_and_holds_every_example_once() -> None
     assert "Plato. Republic." in made[-1]["content"]
     turns = [message["content"] for message in made if message["role"] == "assistant"]
     assert sorted(turns) == sorted(json.dumps(e.record, ensure_ascii=False) for e in EXAMPLES)
+
+
+def test_a_corrected_attempt_starts_from_the_same_request() -> None:
+    assert messages(_context("Plato. Republic.", attempt=1)) == messages(
+        _context("Plato. Republic.", attempt=3)
+    )
+
+
+def test_a_fresh_attempt_asks_another_question_about_the_same_citation() -> None:
+    text = INPUTS[_key_of("codd-1970")]
+    requests = [fresh_messages(_context(text, attempt)) for attempt in range(1, 5)]
+    assert requests[0] == messages(_context(text))
+    assert len({json.dumps(request) for request in requests}) == len(requests)
+    assert all(request[-1]["content"].endswith(text) for request in requests)
+
+
+def test_the_second_attempt_shows_examples_in_the_style_of_the_citation() -> None:
+    rfc = 'Deutsch, P., "DEFLATE Compressed Data Format", RFC 1951, DOI 10.17487/RFC1951, May 1996.'
+    assert "RFC 1777" in fresh_messages(_context(rfc, attempt=2))[-3]["content"]
 
 
 # -------------------------------------------------------------------------------------------------------- scoring

@@ -7,16 +7,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Insert, Select, Table, create_engine, event
+from sqlalchemy import Connection, Engine, Insert, Select, Table, create_engine, event, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import ExceptionContext, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, StatementError
+from sqlalchemy.pool import SingletonThreadPool
 
 from remand.errors import RemandError
 
 _WRITING = "remand_writing"
 LONGEST_PAUSE = 15
 """Seconds that a transaction may do nothing before PostgreSQL ends it. None is held across Redis, a send or a call."""
+
+MIGRATING, WAKING_ALONE = 72656, 72657
+"""What `one_by_one` lets a single transaction of a ledger do at a time: keys of PostgreSQL's advisory locks."""
 
 
 class LedgerError(RemandError):
@@ -45,6 +49,11 @@ class Database:
             parsed = parsed.set(drivername="postgresql+psycopg")
         try:
             if self.sqlite:
+                if issubclass(parsed.get_dialect().get_pool_class(parsed), SingletonThreadPool):
+                    raise LedgerError(
+                        "REMAND_LEDGER_URL: a ledger in memory would end with its process; "
+                        "name a file, such as sqlite:////path/ledger.db"
+                    )
                 self.engine = create_engine(
                     parsed,
                     connect_args={"timeout": 60, "check_same_thread": False},
@@ -129,3 +138,12 @@ def _prepare_postgresql(engine: Engine) -> None:
 def locked(statement: Select[Any], *, share: bool = False) -> Select[Any]:
     """`statement` locking the rows it reads, where the database locks rows; SQLite ignores it."""
     return statement.with_for_update(read=share)
+
+
+def one_by_one(database: Database, connection: Connection, key: int) -> None:
+    """Wait until no other transaction is past this with the same key; this one is until it ends.
+
+    On SQLite a writing transaction is the only one anyway.
+    """
+    if not database.sqlite:
+        connection.execute(select(func.pg_advisory_xact_lock(key)))

@@ -29,7 +29,7 @@ from remand_policy import CANCELLED, RunStatus, checkpoint_digest
 
 from ..faults import point
 from . import rows as transitions
-from .engine import Database, locked
+from .engine import WAKING_ALONE, Database, locked, one_by_one
 from .rows import Row, row_of
 from .tables import OPEN, checkpoints, items, payloads, receipts, runs
 
@@ -404,8 +404,10 @@ class Ledger:
     def wake(self, row: Row, now: float) -> Row | None:
         """waiting to in flight, the epoch kept. `None` where it moved on, the run ended, or another one is alone."""
         with self.database.write() as connection:
-            lock = _RUN_LOCKED if row.alone else _RUN_SHARED
-            if not run_of(connection.execute(lock, {"run_id": row.run_id}).mappings().one()).running:
+            if row.alone:
+                one_by_one(self.database, connection, WAKING_ALONE)
+            run = connection.execute(_RUN_SHARED, {"run_id": row.run_id}).mappings().one()
+            if not run_of(run).running:
                 return None
             if row.alone and connection.execute(_OTHER_ALONE).first() is not None:
                 self._push(connection, row, now + 2.0, row.kicks)

@@ -10,7 +10,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy.exc import OperationalError
 
-from .engine import Database, LedgerError
+from .engine import MIGRATING, Database, LedgerError, one_by_one
 
 
 def _config() -> Config:
@@ -42,8 +42,7 @@ def upgrade(database: Database) -> bool:
         return False
     config = _config()
     with database.write() as connection:
-        if not database.sqlite:
-            connection.exec_driver_sql("SELECT pg_advisory_xact_lock(72656)")
+        one_by_one(database, connection, MIGRATING)
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
     return True
