@@ -18,23 +18,38 @@ from remand_policy import (
 )
 
 from .authoring import Accepted, Producer, Rejected, Validator, accept, producer, reject, validator
+from .blocks import Groups, Proposal
 from .context import Context, Correction, ModelResponse, Produced, RetryRequest, Usage, Validation
-from .errors import Failure, OperationalFailure, PipelineError, RemandError, StructuralFailure, Throttled
+from .errors import (
+    BadEntry,
+    Failure,
+    OperationalFailure,
+    PipelineError,
+    RemandError,
+    StructuralFailure,
+    Throttled,
+)
 from .local import arun_local, run_local
+from .normal import normal
 from .outcome import Outcome, VerdictRecord
-from .pipeline import Pipeline, Stage, load
+from .pipeline import Pipeline, Stage, load, load_registry, load_target
+from .registry import Feed, Forbidden, Registry
 
 __version__ = "0.1.0"
 
 __all__ = [
     "SINGLE_RESPONSE_V1",
     "Accepted",
+    "BadEntry",
     "Bounds",
     "Context",
     "Correction",
     "Disposition",
     "Failure",
+    "Feed",
     "Finding",
+    "Forbidden",
+    "Groups",
     "ModelResponse",
     "OperationalFailure",
     "Outcome",
@@ -43,7 +58,9 @@ __all__ = [
     "Policy",
     "Produced",
     "Producer",
+    "Proposal",
     "Reason",
+    "Registry",
     "Rejected",
     "RemandError",
     "RetryRequest",
@@ -61,6 +78,9 @@ __all__ = [
     "accept",
     "arun_local",
     "load",
+    "load_registry",
+    "load_target",
+    "normal",
     "producer",
     "reject",
     "run_local",

@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from remand_policy import (
     SINGLE_RESPONSE_V1,
     Finding,
@@ -116,7 +118,11 @@ def to_json(producer: Producer[Any], value: object) -> bytes:
 
     Plain data that fits the output type, such as a dictionary for a model, is taken as that type.
     """
-    adapter = producer.adapter
+    return to_json_as(producer.adapter, value)
+
+
+def to_json_as(adapter: TypeAdapter[Any], value: object) -> bytes:
+    """`to_json` for a value of any type that has an adapter."""
     try:
         value = adapter.validate_python(value)
         plain = adapter.dump_python(value, mode="json", warnings="error", round_trip=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, update_wrapper
 from typing import Any, Generic, TypeVar
@@ -16,6 +16,7 @@ from .context import Context, Correction, Produced, RetryRequest, Usage
 from .errors import PipelineError
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _Answer:
@@ -94,6 +95,44 @@ def _budget(where: str, field: str, value: object) -> int:
         return check_budget(where, field, value)
     except ValueError as error:
         raise PipelineError(where, str(error).removeprefix(f"{where}: ")) from None
+
+
+def _whole(where: str, field: str, value: object, least: int, most: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise PipelineError(where, f"{field} must be a whole number from {least} to {most}")
+    return value
+
+
+def _function(where: str, field: str, value: F) -> F:
+    """`value` if it is a plain function with a name, by which fingerprints know it."""
+    if not callable(value):
+        raise PipelineError(where, f"{field} must be a function, not {type(value).__name__}")
+    if inspect.iscoroutinefunction(value):
+        raise PipelineError(where, f"{field} must be a plain function, not an async one")
+    name = getattr(value, "__name__", None)
+    if not isinstance(name, str) or name == "<lambda>":
+        what = "a lambda" if name else f"a {type(value).__name__}"
+        raise PipelineError(where, f"{field} must be a function with a name, not {what}")
+    return value
+
+
+def _functions(where: str, field: str, given: Sequence[F]) -> tuple[F, ...]:
+    if isinstance(given, str | bytes) or not isinstance(given, Sequence):
+        raise PipelineError(where, f"{field} must be a list of functions, not {type(given).__name__}")
+    made = tuple(_function(where, f"{field}[{place}]", function) for place, function in enumerate(given))
+    names = [function.__name__ for function in made]
+    for repeated in names:
+        if names.count(repeated) > 1:
+            raise PipelineError(where, f"{field}: two functions are called {repeated!r}")
+    return made
+
+
+def _describe(function: Callable[..., Any]) -> Mapping[str, str]:
+    return {
+        "name": function.__name__,
+        "qualname": getattr(function, "__qualname__", function.__name__),
+        "says": _first_line(function),
+    }
 
 
 class Validator:

@@ -21,6 +21,21 @@ class PipelineError(RemandError):
         return f"{self.where}: {self.problem}"
 
 
+class BadEntry(RemandError):
+    """A registry refused an entry. `code` says why, without a word of the entry.
+
+    Codes are `not_json`, `schema_mismatch` and `too_large` for data; for a function of the registry its field, such
+    as `key` or `text`, where it gave what it must not, and the same with `_raised` where it raised.
+    """
+
+    def __init__(self, code: str) -> None:
+        super().__init__(code)
+        self.code = code
+
+    def __str__(self) -> str:
+        return f"the entry was refused: {self.code}"
+
+
 class Failure(RemandError):
     """An attempt failed. Raise one of the kinds below from a producer.
 

@@ -21,6 +21,11 @@ class BadKey(RemandError):
         return f"key {self.path!r}: {self.problem}"
 
 
+def is_key(text: str) -> bool:
+    """Whether `text` may serve as a key: 1 to `MAX_KEY` printable characters."""
+    return 0 < len(text) <= MAX_KEY and text.isprintable()
+
+
 def key_of(record: Any, path: str | None, position: int) -> str:
     """The key of `record`: the value at the dotted `path`, or its `position` without one. Raises `BadKey`."""
     if path is None:
@@ -36,6 +41,6 @@ def key_of(record: Any, path: str | None, position: int) -> str:
     if isinstance(found, bool) or not isinstance(found, str | int):
         raise BadKey(path, f"a key must be a string or a whole number, not {type(found).__name__}")
     key = str(found)
-    if not key or len(key) > MAX_KEY or not key.isprintable():
+    if not is_key(key):
         raise BadKey(path, f"a key must have 1 to {MAX_KEY} printable characters")
     return key

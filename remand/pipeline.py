@@ -28,7 +28,10 @@ from remand_policy import (
 )
 
 from .authoring import Producer, Validator, _budget, _name, _text
+from .calls import place_of
+from .context import Context
 from .errors import PipelineError
+from .registry import Feed, Registry
 
 DAY = timedelta(hours=24)
 
@@ -129,8 +132,9 @@ class Stage:
 
 
 class Pipeline:
-    """A named, versioned list of stages with a policy.
+    """A named, versioned list of stages with a policy and the registries that its accepted values feed.
 
+    A `Registry` among `registries` takes the values of the last stage as they are, a `Feed` what it makes of them.
     Raises `PipelineError` for duplicate names, negative budgets, missing versions, unknown policy fields.
     """
 
@@ -142,6 +146,7 @@ class Pipeline:
         stages: Sequence[Stage],
         policy: Policy | None = None,
         bounds: Bounds | None = None,
+        registries: Sequence[Registry[Any] | Feed[Any]] = (),
     ) -> None:
         self.name = _name("pipeline", name)
         where = f"pipeline {name!r}"
@@ -162,6 +167,7 @@ class Pipeline:
         self.stages = tuple(stages)
         self.policy = policy or Policy()
         self.bounds = bounds or Bounds()
+        self.registries = _feeds(where, registries, self.stages[-1].producer.output)
 
     @cached_property
     def stage_fingerprints(self) -> tuple[str, ...]:
@@ -179,7 +185,14 @@ class Pipeline:
     @cached_property
     def fingerprint(self) -> str:
         """The fingerprint of the whole: what a run is made with, and what a worker must reproduce to touch it."""
-        return digest({"name": self.name, "version": self.version, "stages": self.stage_fingerprints})
+        described: dict[str, object] = {
+            "name": self.name,
+            "version": self.version,
+            "stages": self.stage_fingerprints,
+        }
+        if self.registries:
+            described["registries"] = [feed.describe() for feed in self.registries]
+        return digest(described)
 
     def rules(
         self, stage: int, *, max_recoveries: int = 3, max_reopens: int = 8, max_throttles: int = 10_000
@@ -215,21 +228,98 @@ class Pipeline:
         return f"<pipeline {self.name!r} version {self.version!r}: {', '.join(s.name for s in self.stages)}>"
 
 
+def _feeds(where: str, registries: object, output: object) -> tuple[Feed[Any], ...]:
+    """What a pipeline feeds whose last stage gives `output`. Raises `PipelineError` naming the place."""
+    if isinstance(registries, str | bytes) or not isinstance(registries, Sequence):
+        raise PipelineError(where, f"registries must be a list, not {type(registries).__name__}")
+    feeds: list[Feed[Any]] = []
+    for place, given in enumerate(registries):
+        if isinstance(given, Registry):
+            if not isinstance(output, type) or not issubclass(output, given.entry):
+                gives = getattr(output, "__name__", None) or "any JSON value"
+                raise PipelineError(
+                    where,
+                    f"registries[{place}]: registry {given.name!r} takes {given.entry.__name__}, but the last stage "
+                    f"gives {gives}; turn one into the other with Feed(registry, make, version=...)",
+                )
+            given = Feed(given, _as_it_is, version="1")
+        if not isinstance(given, Feed):
+            raise PipelineError(
+                where, f"registries[{place}] must be a Registry or a Feed, not {type(given).__name__}"
+            )
+        if any(feed.registry.name == given.registry.name for feed in feeds):
+            raise PipelineError(where, f"two registries are called {given.registry.name!r}")
+        feeds.append(given)
+    return tuple(feeds)
+
+
+def _as_it_is(value: Any, context: Context) -> Any:
+    return value
+
+
 def load(target: str) -> Pipeline:
     """The pipeline at `module:attribute`, importable from the working directory too.
 
     Raises `PipelineError` saying what is missing. A pipeline in `__main__` is refused: a worker could not import it.
     """
+    found, attribute = _imported(target, "pipeline")
+    if isinstance(found, Registry):
+        raise PipelineError(
+            repr(target), f"{attribute!r} is a registry, not a pipeline; name the pipeline that feeds it"
+        )
+    if not isinstance(found, Pipeline):
+        raise PipelineError(repr(target), f"expected a Pipeline under {attribute!r}, found {_kind_of(found)}")
+    # Asked for here, so that what cannot be fingerprinted is refused before any work begins.
+    _ = found.fingerprint
+    return found
+
+
+def load_registry(target: str) -> Registry[Any]:
+    """The registry at `module:attribute`, or at `module:attribute#name` among those that a pipeline feeds.
+
+    Raises `PipelineError` as `load` does.
+    """
+    place, marked, name = target.partition("#") if isinstance(target, str) else (target, "", "")
+    found, attribute = _imported(place, "registry")
+    if isinstance(found, Pipeline):
+        fed = {feed.registry.name: feed.registry for feed in found.registries}
+        if name not in fed:
+            choices = ", ".join(f"{place}#{known}" for known in fed) or "none"
+            raise PipelineError(
+                repr(target),
+                f"{attribute!r} is a pipeline; name one of the registries that it feeds: {choices}",
+            )
+        found = fed[name]
+    elif marked or not isinstance(found, Registry):
+        wanted = "a Pipeline that feeds registries" if marked else "a Registry"
+        raise PipelineError(repr(target), f"expected {wanted} under {attribute!r}, found {_kind_of(found)}")
+    _ = found.pipeline.fingerprint
+    return found
+
+
+def load_target(target: str) -> Pipeline:
+    """The pipeline that a run names: one as `load` finds it, or that of a registry as `load_registry` finds it."""
+    if isinstance(target, str) and ("#" in target or isinstance(_imported(target, "pipeline")[0], Registry)):
+        return load_registry(target).pipeline
+    return load(target)
+
+
+def _kind_of(found: object) -> str:
+    return "nothing" if found is None else f"a {type(found).__name__}"
+
+
+def _imported(target: str, kind: str) -> tuple[Any, str]:
+    """What stands at `module:attribute`, `None` for nothing, and the attribute's name."""
     if not isinstance(target, str):
-        raise PipelineError("load", f"name a pipeline as MODULE:ATTRIBUTE, not by a {type(target).__name__}")
+        raise PipelineError("load", f"name a {kind} as MODULE:ATTRIBUTE, not by a {type(target).__name__}")
     module_name, _, attribute = target.partition(":")
     if not module_name or not attribute:
         raise PipelineError(
-            repr(target), "name a pipeline as MODULE:ATTRIBUTE, for example shop.pipeline:pipeline"
+            repr(target), f"name a {kind} as MODULE:ATTRIBUTE, for example shop.pipeline:{kind}"
         )
     if module_name == "__main__":
         raise PipelineError(
-            repr(target), "a pipeline in __main__ cannot be imported by a worker; move it to a module"
+            repr(target), f"a {kind} in __main__ cannot be imported by a worker; move it to a module"
         )
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
@@ -245,8 +335,6 @@ def load(target: str) -> Pipeline:
             problem = f"its module imports {missing!r}, which is not installed"
         raise PipelineError(repr(target), problem) from None
     except (Exception, SystemExit) as error:
-        from .calls import place_of
-
         place = place_of(error, module_name)
         raise PipelineError(
             repr(target), f"importing its module raised {place.type} at {place.at}"
@@ -254,9 +342,4 @@ def load(target: str) -> Pipeline:
     found: Any = module
     for part in attribute.split("."):
         found = getattr(found, part, None)
-    if not isinstance(found, Pipeline):
-        kind = "nothing" if found is None else f"a {type(found).__name__}"
-        raise PipelineError(repr(target), f"expected a Pipeline under {attribute!r}, found {kind}")
-    # Asked for here, so that what cannot be fingerprinted is refused before any work begins.
-    _ = found.fingerprint
-    return found
+    return found, attribute

@@ -24,6 +24,7 @@ from .decision import (
 )
 from .disposition import Policy, closing_status
 from .fingerprint import canonical, checkpoint_digest, digest, stage_fingerprint
+from .groups import LOCAL_ID, Checked, Defect, Fault, Grouping, check_groups, render_defects, supported
 from .report import Item, Judgement, Report, Rules
 from .words import (
     SINGLE_RESPONSE_V1,
@@ -40,16 +41,21 @@ from .words import (
 
 __all__ = [
     "CANCELLED",
+    "LOCAL_ID",
     "SINGLE_RESPONSE_V1",
     "TABLE",
     "Advance",
     "Again",
     "Backoff",
     "Bounds",
+    "Checked",
     "Close",
     "Decision",
+    "Defect",
     "Disposition",
+    "Fault",
     "Finding",
+    "Grouping",
     "Guidance",
     "Item",
     "JudgeFallback",
@@ -73,15 +79,18 @@ __all__ = [
     "breach",
     "canonical",
     "check_budget",
+    "check_groups",
     "checkpoint_digest",
     "classify",
     "closing_status",
     "decide",
     "digest",
     "refined",
+    "render_defects",
     "render_findings",
     "render_guidance",
     "stage_fingerprint",
+    "supported",
     "when_run_has_ended",
     "worst_case",
 ]

@@ -155,6 +155,11 @@ def render_guidance(guidance: str, bounds: Bounds) -> str:
     return _assemble([_Entry(_bounded(guidance, bounds.total))], bounds.total)
 
 
+def guidance_room(bounds: Bounds) -> int:
+    """How many characters of a producer's own guidance `render_guidance` leaves whole, where it has no backticks."""
+    return bounds.total - len(_opening(bounds.total) + _block(1, "", _fence(())))
+
+
 def _say(finding: Finding, description: str, limit: int) -> str:
     words = _bounded(finding.text, limit)
     if not _has_words(words):
@@ -177,7 +182,7 @@ def _assemble(entries: Sequence[_Entry], total: int) -> str:
 
     Before each entry the mark for all that is still unsaid fits, so stopping there is always possible.
     """
-    text = _OPENING if total >= 2 * len(_OPENING) else _SHORT_OPENING
+    text = _opening(total)
     fence = _fence(entry.words for entry in entries)
     unsaid = sum(1 + entry.left_out for entry in entries)
     for number, entry in enumerate(entries, start=1):
@@ -191,6 +196,10 @@ def _assemble(entries: Sequence[_Entry], total: int) -> str:
         text += _block(number, words, fence) + _mark(entry.left_out)
         unsaid = rest
     return text.rstrip("\n")
+
+
+def _opening(total: int) -> str:
+    return _OPENING if total >= 2 * len(_OPENING) else _SHORT_OPENING
 
 
 def _fence(texts: Iterable[str]) -> str:

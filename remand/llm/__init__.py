@@ -6,5 +6,6 @@ cached, and no prompt, reply or key is ever logged or put into an error.
 
 from .chat import ChatProducer
 from .judge import ChatJudge
+from .proposer import ChatProposer
 
-__all__ = ["ChatJudge", "ChatProducer"]
+__all__ = ["ChatJudge", "ChatProducer", "ChatProposer"]

@@ -131,7 +131,7 @@ def register(app: Celery, runtime: Callable[[], Runtime], bind: Callable[[Token 
             # The chain is kept reversed: its first entry is the last link, the coordinator.
             task.request.chain = task.request.chain[:1]
 
-    options = {"bind": True, "ignore_result": True, "typing": False, "max_retries": 0}
+    options = {"bind": True, "ignore_result": True, "typing": False, "max_retries": 0, "shared": False}
 
     @app.task(name=NAMES["produce"], **options)
     def _produce(self: Task, *arguments: Any) -> None:

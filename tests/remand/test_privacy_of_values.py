@@ -18,6 +18,8 @@ from remand import (
     Context,
     Correction,
     Finding,
+    Forbidden,
+    Groups,
     ModelResponse,
     Outcome,
     Pipeline,
@@ -38,7 +40,8 @@ from remand import (
     run_local,
 )
 from remand.attempt import Attempted, Judged
-from remand_policy import Production, Status
+from remand.blocks import BlockRecord, Member
+from remand_policy import Defect, Grouping, Production, Status
 
 MARKER = "marker-77c2"
 PACKAGES = ("remand_policy", "remand", "remand_tasks", "remand_workers")
@@ -74,6 +77,12 @@ VALUES: list[Any] = [
         operator_message=MARKER,
         error=ValueError(MARKER),
     ),
+    Forbidden("rule", MARKER, (0, 1)),
+    Groups(groups=[[MARKER]], apart=[MARKER], unsure=[[MARKER]]),
+    BlockRecord(id="r1", entry="e", version=1, cluster="c", record={MARKER: MARKER}),
+    Member(cluster="c", record={MARKER: MARKER}),
+    Grouping(((MARKER,),), (MARKER,), ((MARKER,),)),
+    Defect("rule", 1, (MARKER,), MARKER),
     Judged(verdict=Verdict.REJECTED, findings=(Finding(MARKER),), error=ValueError(MARKER)),
 ]  # fmt: skip
 

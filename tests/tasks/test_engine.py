@@ -12,7 +12,8 @@ from remand_tasks.state.engine import Database, LedgerError
     [
         ("sqlite://", "in memory"),
         ("sqlite:///:memory:", "in memory"),
-        ("sqlite+pysqlite://", "in memory"),
+        ("sqlite+pysqlite:///", "in memory"),
+        ("sqlite:///file:ledger?mode=memory&cache=shared&uri=true", "in memory"),
         ("mysql://user:secret-word@host/name", "sqlite or postgresql"),
         ("secret-word", "not a database URL"),
     ],

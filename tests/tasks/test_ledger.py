@@ -30,6 +30,7 @@ from remand_tasks.state.engine import Database
 from remand_tasks.state.ledger import Change, Committed, Ledger, Plan, receipt_of
 from remand_tasks.state.migrate import upgrade
 from remand_tasks.state.queries import Queries
+from remand_tasks.state.retention import Retention, Which
 from remand_tasks.state.rows import Facts, Row, Timing
 from remand_tasks.state.submissions import NewItem, RunError, Submissions
 from remand_tasks.state.tables import items, payloads, receipts, runs
@@ -142,12 +143,12 @@ def states(database: Database, run: str = "r") -> dict[str, int]:
 
 
 def plans_of(database: Database, work: Callable[[], object]) -> list[tuple[str, str]]:
-    """Every SELECT that `work` executes, with the plan that SQLite answers it by."""
+    """Every statement but inserts that `work` executes, with the plan that SQLite answers it by."""
     seen: list[tuple[str, Any]] = []
 
     def executed(_: Any, __: Any, statement: str, parameters: Any, *rest: Any) -> None:
-        if statement.lstrip().upper().startswith(("SELECT", "UPDATE")):
-            seen.append((statement, parameters))
+        if statement.lstrip().upper().startswith(("SELECT", "UPDATE", "DELETE")):
+            seen.append((statement, parameters[0] if isinstance(parameters, list) else parameters))
 
     event.listen(database.engine, "before_cursor_execute", executed)
     try:
@@ -232,6 +233,20 @@ def test_cancelling_the_rest_reads_no_closed_row(
     (chosen,) = [plan for statement, plan in found if "FROM items" in statement]
     assert "ix_items_status (run_id=? AND state=?)" in chosen
     assert "TEMP B-TREE" not in chosen
+
+
+@pytest.mark.parametrize("which", [Which(before=NOW), Which(run_id="r"), Which(run_id="r", before=NOW)])
+def test_purging_reads_nothing_but_what_it_purges(database: Database, grown: Row, which: Which) -> None:
+    with database.write() as connection:
+        connection.execute(update(runs).values(ended_at=NOW))
+    found = plans_of(database, lambda: Retention(database).purge(which, limit=50))
+    (chosen, *others) = [plan for _, plan in found]
+    assert ("ix_items_unpurged_in_run" if which.run_id else "ix_items_unpurged (closed_at<?)") in chosen
+    assert len(others) == 4
+    for plan in (chosen, *others):
+        assert "SCAN" not in plan.replace("CORRELATED SCALAR", "")
+        assert "TEMP B-TREE" not in plan
+    assert all("(run_id=? AND seq=?)" in plan for plan in others), others
 
 
 # -------------------------------------------------------------------------------------------------- feeding

@@ -7,7 +7,7 @@ Each `assert_type` fails type checking where the interface gives another type th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, assert_type
 
@@ -20,7 +20,10 @@ from remand import (
     Context,
     Correction,
     Disposition,
+    Feed,
     Finding,
+    Forbidden,
+    Groups,
     ModelResponse,
     OperationalFailure,
     Outcome,
@@ -28,7 +31,9 @@ from remand import (
     Policy,
     Produced,
     Producer,
+    Proposal,
     Reason,
+    Registry,
     Rejected,
     RetryRequest,
     Stage,
@@ -44,12 +49,15 @@ from remand import (
     accept,
     arun_local,
     load,
+    load_registry,
+    load_target,
+    normal,
     producer,
     reject,
     run_local,
     validator,
 )
-from remand.llm import ChatJudge, ChatProducer
+from remand.llm import ChatJudge, ChatProducer, ChatProposer
 from remand.testing import Reply, ScriptedModel, context
 
 
@@ -103,6 +111,77 @@ assert_type(year_is_printed.name, str)
 chat = ChatProducer(output=Citation, prompt="{text}", model="m", base_url="http://127.0.0.1/v1", repairs=1)
 judge = ChatJudge("faithful", version="1", rubric="Is it faithful?")
 
+
+class Work(BaseModel):
+    title: str
+    year: int | None
+
+
+def title(work: Work) -> str:
+    return work.title
+
+
+def different_years(one: Work, other: Work) -> bool:
+    return normal(one.title) != normal(other.title) and one.year != other.year
+
+
+def at_most_three(works: Sequence[Work]) -> bool:
+    return len(works) <= 3
+
+
+def with_year(works: Sequence[Work]) -> Work:
+    return next((work for work in works if work.year), works[0])
+
+
+def length(texts: Sequence[str]) -> list[list[float]]:
+    return [[float(len(text))] for text in texts]
+
+
+@validator(version="1")
+def few(proposal: Proposal, context: Context) -> Accepted | Rejected:
+    return accept() if len(proposal.groups) < 9 and not proposal.refused else reject("Too many.")
+
+
+works = Registry(
+    "works",
+    Work,
+    version="1",
+    key=title,
+    text=title,
+    exact=[title],
+    cannot_link=[different_years],
+    compatible=at_most_three,
+    merge=with_year,
+    proposer=ChatProposer(description="The same edition.", model="m", temperature=0.0),
+    validators=[few],
+    retries=1,
+    block_size=24,
+    accept_incomplete=False,
+    policy={"semantic_rejection": "quarantine"},
+    neighbours=10,
+    max_calls=500,
+    embed=length,
+)
+
+
+def to_work(value: Citation, context: Context) -> Work | None:
+    return Work(title=value.title, year=value.year) if value.title else None
+
+
+assert_type(works, Registry[Work])
+assert_type(works.parse(b"{}"), Work)
+assert_type(works.entry_id(Work(title="t", year=1)), str)
+assert_type(works.exact_keys(Work(title="t", year=1)), tuple[str, ...])
+assert_type(works.canonical([Work(title="t", year=1)]), Work)
+assert_type(works.forbidden([[Work(title="t", year=1)]]), Forbidden | None)
+assert_type(works.pipeline, Pipeline)
+assert_type(works.fingerprint, str)
+assert_type(load_registry("module:works"), Registry[Any])
+assert_type(load_target("module:works"), Pipeline)
+assert_type(Groups(groups=[["r1", "r2"]]).apart, list[str] | None)
+feed = Feed(works, to_work, version="1")
+assert_type(feed, Feed[Work])
+
 pipeline = Pipeline(
     name="citations",
     version="1",
@@ -114,6 +193,7 @@ pipeline = Pipeline(
     ],
     policy=Policy(semantic_rejection="quarantine", retain_quarantined=timedelta(days=7)),
     bounds=Bounds(finding=200),
+    registries=[feed],
 )
 assert_type(pipeline.worst_case(), WorstCase)
 assert_type(pipeline.worst_case().generations, int)
@@ -147,4 +227,6 @@ Stage("wrong", chat, [extract])  # pyright: ignore[reportArgumentType]
 Pipeline("wrong", stages=[])  # pyright: ignore[reportCallIssue]
 validator()  # pyright: ignore[reportCallIssue]
 reject(5)  # pyright: ignore[reportArgumentType]
+Registry("wrong", Work, version="1", key=different_years, text=title, proposer=chat)  # pyright: ignore[reportArgumentType]
+Feed(works, title, version="1")  # pyright: ignore[reportArgumentType]
 Outcome(Status.ACCEPTED)  # pyright: ignore[reportCallIssue]

@@ -7,11 +7,14 @@ import re
 import socket
 import urllib.request
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from remand_tasks.runtime import Observer
+from remand_workers.embedded import Embedded
+from remand_workers.settings import Settings
 from remand_workers.telemetry import Telemetry, observer, serve
 
 
@@ -99,6 +102,21 @@ def test_a_worker_serves_what_it_did(shop: Any, until: Callable[..., None]) -> N
     assert verdicts % ("judged", "undetermined", 1) in text
     assert 'validator="judged",verdict="rejected"' not in text
     assert "MARKER" not in text
+
+
+@pytest.mark.workers
+@pytest.mark.parametrize("pool", ["threads", "prefork"])
+def test_a_worker_that_nobody_sent_anything_serves_its_metrics(shop: Any, tmp_path: Path, pool: str) -> None:
+    with Embedded(Settings(_env_file=None, home=tmp_path / "services")) as services:
+        variables = {**services.settings.environment(), "REMAND_METRICS_PORT": "0", "REMAND_POOL": pool}
+        worker = shop.start("worker", "--role", "producer", **variables)
+        for line in worker.stderr:
+            if found := re.search(r"metrics are served on port (\d+)", line):
+                break
+        assert found is not None
+        assert "remand_items_closed" in fetch(int(found[1]))
+        worker.terminate()
+        worker.communicate(timeout=30)
 
 
 def _log(shop: Any) -> str:

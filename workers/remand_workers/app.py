@@ -32,6 +32,8 @@ from .settings import Settings
 from .telemetry import observer
 
 QUEUES = (PRODUCE, VALIDATE, COORDINATE, ALONE)
+PATIENCE = 30.0
+"""Seconds for a server to answer, broker or vault, before the connection to it is given up."""
 _UNACKED = ("unacked", "unacked_index", "unacked_mutex")
 
 _runtimes: dict[int, Runtime] = {}
@@ -43,7 +45,7 @@ def connect(settings: Settings) -> redis.Redis:
     assert settings.vault_url is not None
     return redis.Redis.from_url(
         settings.vault_url,
-        socket_timeout=30,
+        socket_timeout=PATIENCE,
         socket_connect_timeout=5,
         health_check_interval=30,
         max_connections=1_000,
@@ -138,13 +140,14 @@ def create_app(settings: Settings, *, works: bool = True) -> Celery:
     quorum = settings.broker_url is not None and settings.broker_url.startswith("amqp")
     kept = {"x-queue-type": "quorum"} if quorum else None
     if quorum:
-        transport = {"confirm_publish": True}
+        # Not kombu's `confirm_timeout`: after it, closing the connection would wait for the same broker, for ever.
+        transport = {"confirm_publish": True, "read_timeout": PATIENCE, "write_timeout": PATIENCE}
     else:
         transport = {
             "visibility_timeout": settings.visibility_timeout.total_seconds(),
             "unacked_restore_throttle": 1,
             "health_check_interval": 10,
-            "socket_timeout": 30,
+            "socket_timeout": PATIENCE,
             "socket_keepalive": True,
             "socket_connect_timeout": 5,
         }

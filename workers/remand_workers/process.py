@@ -28,7 +28,7 @@ from remand_tasks.state import canary
 from remand_tasks.state.vault import KeyRing, VaultError
 
 from . import logs
-from .app import QUEUES, connect, create_app
+from .app import QUEUES, connect, create_app, runtime_of
 from .settings import Settings
 
 log = logging.getLogger("remand.worker")
@@ -66,6 +66,9 @@ def run_worker(
     if not _has_the_others_keys(settings):
         return MISCONFIGURED
     told = _tell_of_life(ready)
+    # Before the first message, so that a worker with nothing to do serves its metrics, too.
+    begun = signals.worker_ready if settings.pool == "threads" else signals.worker_process_init
+    begun.connect(lambda **_: runtime_of(app), weak=False)
     worker = app.Worker(
         hostname=f"{name or f'remand-{os.getpid()}'}@{socket.gethostname()}",
         pool=settings.pool,

@@ -9,9 +9,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, Insert, Select, Table, create_engine, event, func, select
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.engine import ExceptionContext, make_url
+from sqlalchemy.engine import URL, ExceptionContext, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, StatementError
-from sqlalchemy.pool import SingletonThreadPool
 
 from remand.errors import RemandError
 
@@ -31,7 +30,7 @@ class Database:
     """An engine whose transactions are short and, on SQLite, never fight over the write lock.
 
     On SQLite each writing transaction takes the lock at once (`BEGIN IMMEDIATE`), behind one lock a process: a
-    transaction that begins by reading cannot wait for the lock later, it fails. Parameters are kept out of SQLAlchemy's
+    transaction that begins by reading cannot wait for the lock later, it fails. Parameters and rows are kept out of
     errors and statement logs: inputs and values are among them.
     """
 
@@ -49,7 +48,7 @@ class Database:
             parsed = parsed.set(drivername="postgresql+psycopg")
         try:
             if self.sqlite:
-                if issubclass(parsed.get_dialect().get_pool_class(parsed), SingletonThreadPool):
+                if _in_memory(parsed):
                     raise LedgerError(
                         "REMAND_LEDGER_URL: a ledger in memory would end with its process; "
                         "name a file, such as sqlite:////path/ledger.db"
@@ -71,7 +70,7 @@ class Database:
             raise LedgerError(
                 "REMAND_LEDGER_URL: the PostgreSQL driver is missing; install remand[postgres]"
             ) from None
-        event.listen(self.engine, "handle_error", _forget_parameters)
+        event.listen(self.engine, "handle_error", _forget_contents)
         self._lock: Any = threading.Lock() if self.sqlite else _NoLock()
 
     @contextmanager
@@ -104,10 +103,25 @@ class _NoLock:
     def __exit__(self, *_: object) -> None: ...
 
 
-def _forget_parameters(context: ExceptionContext) -> None:
-    """Hidden parameters still are an attribute of the error, and go wherever its pickle goes."""
-    if isinstance(context.sqlalchemy_exception, StatementError):
-        context.sqlalchemy_exception.params = None
+def _in_memory(url: URL) -> bool:
+    return not url.database or ":memory:" in url.database or url.query.get("mode") == "memory"
+
+
+def _forget_contents(context: ExceptionContext) -> None:
+    """Leave codes and names in an error: parameters are an attribute of it, and PostgreSQL quotes rows and values."""
+    error = context.sqlalchemy_exception
+    if not isinstance(error, StatementError):
+        return
+    error.params = None
+    cause = error.orig
+    said = getattr(cause, "diag", None)
+    if cause is None or said is None or said.sqlstate is None:
+        return
+    names = (said.sqlstate, said.table_name, said.column_name, said.constraint_name)
+    text = " ".join(name for name in names if name)
+    # In place, for it is the cause in every traceback, and the words are in it a second time.
+    type(cause).__init__(cause, text)
+    error.args = (f"({type(cause).__module__}.{type(cause).__name__}) {text}",)
 
 
 def _prepare_sqlite(engine: Engine) -> None:

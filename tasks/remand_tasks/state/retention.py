@@ -11,7 +11,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Select, and_, bindparam, delete, func, select, text, tuple_, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Select,
+    Table,
+    and_,
+    bindparam,
+    delete,
+    exists,
+    func,
+    select,
+    text,
+    update,
+)
 
 from .engine import Database
 from .tables import UNPURGED, checkpoints, items, payloads, receipts, runs
@@ -30,7 +43,18 @@ class Which:
     """Keep the receipts: what was decided stays, what was said goes."""
 
 
-_ITEM = and_(items.c.run_id == bindparam("at_run"), items.c.seq == bindparam("at_seq"))
+# Not `run_id IN (...)`: then SQLite would read every item of every ended run, and sort them, for each batch.
+_ENDED = exists().where(runs.c.id == items.c.run_id, runs.c.ended_at.is_not(None))
+
+
+def _item(table: Table) -> ColumnElement[bool]:
+    return and_(table.c.run_id == bindparam("at_run"), table.c.seq == bindparam("at_seq"))
+
+
+# Item by item: for a list of pairs SQLite would read the whole table.
+_SAID = tuple(delete(table).where(_item(table)) for table in (payloads, checkpoints))
+_DECIDED = delete(receipts).where(_item(receipts))
+_MARK = update(items).where(_item(items)).values(purged=1)
 
 
 @dataclass(slots=True)
@@ -62,11 +86,8 @@ class Retention:
         return done
 
     def _chosen(self, which: Which) -> Select[Any]:
-        ended = select(runs.c.id).where(runs.c.ended_at.is_not(None))
         statement = (
-            select(items.c.run_id, items.c.seq)
-            .where(text(UNPURGED), items.c.run_id.in_(ended))
-            .order_by(items.c.closed_at)
+            select(items.c.run_id, items.c.seq).where(text(UNPURGED), _ENDED).order_by(items.c.closed_at)
         )
         if which.before is not None:
             statement = statement.where(items.c.closed_at <= which.before)
@@ -77,9 +98,7 @@ class Retention:
         return statement
 
     def _remove(self, connection: Connection, chosen: list[tuple[str, int]], which: Which) -> None:
-        for table in (payloads, checkpoints) if which.payloads_only else (payloads, checkpoints, receipts):
-            connection.execute(delete(table).where(tuple_(table.c.run_id, table.c.seq).in_(chosen)))
-        connection.execute(
-            update(items).where(_ITEM).values(purged=1),
-            [{"at_run": run_id, "at_seq": seq} for run_id, seq in chosen],
-        )
+        at = [{"at_run": run_id, "at_seq": seq} for run_id, seq in chosen]
+        for delete_of_item in _SAID if which.payloads_only else (*_SAID, _DECIDED):
+            connection.execute(delete_of_item, at)
+        connection.execute(_MARK, at)

@@ -139,6 +139,13 @@ items = Table(
     ),
     Index("ix_items_alone", "run_id", sqlite_where=text("alone = 1"), postgresql_where=text("alone = 1")),
     Index("ix_items_unpurged", "closed_at", sqlite_where=text(UNPURGED), postgresql_where=text(UNPURGED)),
+    Index(
+        "ix_items_unpurged_in_run",
+        "run_id",
+        "closed_at",
+        sqlite_where=text(UNPURGED),
+        postgresql_where=text(UNPURGED),
+    ),
     Index("ix_items_status", "run_id", "state", "status", "disposition"),
 )
 
@@ -185,5 +192,5 @@ checkpoints = Table(
     Column("stage", Integer, nullable=False),
     Column("value_digest", String(64), nullable=False),
     PrimaryKeyConstraint("fingerprint", "digest"),
-    Index("ix_checkpoints_run_id", "run_id"),
+    Index("ix_checkpoints_run_id_seq", "run_id", "seq"),
 )

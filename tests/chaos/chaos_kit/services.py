@@ -10,12 +10,13 @@ import os
 import pwd
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import redis
@@ -104,6 +105,16 @@ class Server:
             said = (self._folder / f"{self.name}.log").read_text(errors="replace")[-1500:]
             raise RuntimeError(f"{self.name} ended at once:\n{said}")
         return bool(self._answers())
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Its connections stay open, and nothing that it started answers."""
+        assert self._process is not None
+        os.killpg(self._process.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.killpg(self._process.pid, signal.SIGCONT)
 
     def stop(self) -> None:
         """Kill it and everything that it started."""

@@ -23,7 +23,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("fingerprint", "digest", name=op.f("pk_checkpoints")),
     )
     with op.batch_alter_table("checkpoints", schema=None) as batch_op:
-        batch_op.create_index("ix_checkpoints_run_id", ["run_id"], unique=False)
+        batch_op.create_index("ix_checkpoints_run_id_seq", ["run_id", "seq"], unique=False)
 
     op.create_table(
         "payloads",
@@ -217,10 +217,22 @@ def upgrade() -> None:
             sqlite_where=sa.text("state = 'closed' AND purged = 0"),
             postgresql_where=sa.text("state = 'closed' AND purged = 0"),
         )
+        batch_op.create_index(
+            "ix_items_unpurged_in_run",
+            ["run_id", "closed_at"],
+            unique=False,
+            sqlite_where=sa.text("state = 'closed' AND purged = 0"),
+            postgresql_where=sa.text("state = 'closed' AND purged = 0"),
+        )
 
 
 def downgrade() -> None:
     with op.batch_alter_table("items", schema=None) as batch_op:
+        batch_op.drop_index(
+            "ix_items_unpurged_in_run",
+            sqlite_where=sa.text("state = 'closed' AND purged = 0"),
+            postgresql_where=sa.text("state = 'closed' AND purged = 0"),
+        )
         batch_op.drop_index(
             "ix_items_unpurged",
             sqlite_where=sa.text("state = 'closed' AND purged = 0"),
@@ -254,6 +266,6 @@ def downgrade() -> None:
     op.drop_table("receipts")
     op.drop_table("payloads")
     with op.batch_alter_table("checkpoints", schema=None) as batch_op:
-        batch_op.drop_index("ix_checkpoints_run_id")
+        batch_op.drop_index("ix_checkpoints_run_id_seq")
 
     op.drop_table("checkpoints")

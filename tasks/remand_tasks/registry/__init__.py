@@ -1,0 +1,1 @@
+"""Registries in the ledger: entries and clusters, planning of blocks, application of what was proposed."""
