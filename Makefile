@@ -19,6 +19,9 @@ COMPOSE := docker compose --env-file $(ENV)
 JOBS ?= auto
 ARGS ?=
 SCHEDULES ?= 100000
+ITEMS ?= 100000
+# Seconds for each thing that is fuzzed.
+FOR ?= 120
 
 # pyright is complete in its wheel; without this it asks an index about newer versions each time.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
@@ -72,6 +75,16 @@ chaos: $(VENV)/.test ## Kill, freeze and empty things in the middle of runs, and
 .PHONY: simulate
 simulate: $(VENV)/.test ## Run 100,000 schedules of the protocol with the product's own code (SCHEDULES=1000000 for more)
 	@cd tests/chaos && ../../$(BIN)/python -m simulator $(SCHEDULES)
+
+.PHONY: soak
+soak: $(VENV)/.test ## Run 100,000 items on real workers; memory and queues must stay flat (ITEMS=30000 for fewer)
+	@cd tests/chaos && ../../$(BIN)/python -m chaos_kit --soak $(ITEMS)
+
+.PHONY: fuzz
+fuzz: $(VENV)/.test ## Fuzz what reads strangers' texts, two minutes each (FOR=600 for longer)
+	@$(PIP) install --quiet atheris
+	@for each in lines replies tokens; do echo "$$each:"; \
+		$(BIN)/python tests/hostile/fuzz_atheris.py $$each -max_total_time=$(FOR) -verbosity=0 -print_final_stats=1; done
 
 .PHONY: bench
 bench: $(VENV)/.test ## Measure throughput and cost of an item on this machine

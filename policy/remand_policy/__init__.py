@@ -24,7 +24,8 @@ from .decision import (
 )
 from .disposition import Policy, closing_status
 from .fingerprint import canonical, checkpoint_digest, digest, stage_fingerprint
-from .groups import LOCAL_ID, Checked, Defect, Fault, Grouping, check_groups, render_defects, supported
+from .groups import LOCAL_ID, Checked, Defect, Fault, Grouping, check_groups, render_defects
+from .joining import Evidence
 from .report import Item, Judgement, Report, Rules
 from .words import (
     SINGLE_RESPONSE_V1,
@@ -53,6 +54,7 @@ __all__ = [
     "Decision",
     "Defect",
     "Disposition",
+    "Evidence",
     "Fault",
     "Finding",
     "Grouping",
@@ -90,7 +92,6 @@ __all__ = [
     "render_findings",
     "render_guidance",
     "stage_fingerprint",
-    "supported",
     "when_run_has_ended",
     "worst_case",
 ]

@@ -133,11 +133,6 @@ def _once(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def supported(positive: int, evaluated: int) -> bool:
-    """Whether most of the `evaluated` pairs between two clusters were called the same."""
-    return 2 * positive > evaluated
-
-
 # -------------------------------------------------------------------------------------------- rendering
 
 _ADVICE: Final[Mapping[str, str]] = MappingProxyType(

@@ -75,6 +75,7 @@ POINTS: Final[Mapping[str, str]] = {
     "pulse.ending": "a run may be done, nothing is written",
     "pulse.ended": "a run has ended, its vault prefix is not swept",
     "pulse.swept": "its vault prefix is swept",
+    "intake.recorded": "a message of another system is in the ledger, it is not acknowledged",
     "send": "any task message on its way to the broker (`double` and `drop` alone)",
 }
 """Every point, and how things stand when it is passed."""

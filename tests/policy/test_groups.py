@@ -14,7 +14,6 @@ from remand_policy import (
     check_groups,
     render_defects,
     render_guidance,
-    supported,
 )
 
 IDS = ["r1", "r2", "r3", "r4", "r5", "r6"]
@@ -132,15 +131,6 @@ def test_whatever_is_proposed_what_is_safe_is_safe_and_the_rest_is_named(
         assert named | unsaid >= set(IDS)
         assert named.isdisjoint(unsaid)
     assert check_groups(grouping, IDS, largest=largest) == checked
-
-
-@given(positive=st.integers(0, 50), evaluated=st.integers(0, 50))
-def test_clusters_become_one_where_most_of_the_evaluated_pairs_agree(positive: int, evaluated: int) -> None:
-    assert supported(positive, evaluated) is (positive > evaluated / 2)
-
-
-def test_half_is_no_majority_and_nothing_is_none() -> None:
-    assert [supported(1, 2), supported(2, 3), supported(0, 0), supported(1, 1)] == [False, True, False, True]
 
 
 # ---------------------------------------------------------------------------------------------- guidance

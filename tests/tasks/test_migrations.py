@@ -10,6 +10,7 @@ from alembic.runtime.migration import MigrationContext
 
 from remand_tasks.state.engine import Database
 from remand_tasks.state.migrate import upgrade
+import remand_tasks.registry.tables  # noqa: F401 - among the metadata
 from remand_tasks.state.tables import metadata
 
 

@@ -97,7 +97,7 @@ class Vectors:
         self.common = int(counts.shape[1] - len(self._kept))
         if self.common:
             counts = counts[:, self._kept]
-        self.matrix: Any = self._weights.fit_transform(counts, copy=False).tocsr()
+        self.matrix: Any = self._weights.fit_transform(counts).tocsr()
         self.empty = int(np.count_nonzero(np.diff(self.matrix.indptr) == 0))
 
     def of(self, texts: Sequence[str]) -> Any:
@@ -123,7 +123,9 @@ class Vectors:
 
     def alike(self, left: Rows, right: Rows) -> Scores:
         """How alike pairs of rows are."""
-        return np.asarray(self.matrix[left].multiply(self.matrix[right]).sum(axis=1)).ravel().astype(np.float64)
+        return (
+            np.asarray(self.matrix[left].multiply(self.matrix[right]).sum(axis=1)).ravel().astype(np.float64)
+        )
 
 
 def _nearest(matrix: Any, k: int) -> Candidates:

@@ -41,7 +41,12 @@ registries = Table(
     Column("wanted", Integer, nullable=False, comment="reconciliations asked for"),
     Column("served", Integer, nullable=False, comment="the last request that a finished job answered"),
     Column("job", String(40), nullable=False, comment="the job in progress, or nothing"),
-    Column("claim", Integer, nullable=False, comment="rises with each planner that takes over; fences a stale one"),
+    Column(
+        "claim",
+        Integer,
+        nullable=False,
+        comment="rises with each planner that takes over; fences a stale one",
+    ),
     Column("claimed_until", Float, nullable=False, comment="until when that planner may be thought alive"),
     Column("due_at", Float, nullable=False, comment="when the pulse looks again"),
     Column("created_at", Float, nullable=False),
@@ -54,7 +59,9 @@ jobs = Table(
     Column("id", String(40), primary_key=True),
     _name(),
     Column("fingerprint", String(64), nullable=False),
-    Column("state", String(12), nullable=False, comment="planning, proposing, or one of the ends done, failed"),
+    Column(
+        "state", String(12), nullable=False, comment="planning, proposing, or one of the ends done, failed"
+    ),
     Column("request", Integer, nullable=False, comment="the requests that it answers, up to this one"),
     Column("round", Integer, nullable=False),
     Column("run_id", String(64), nullable=False, comment="the run of this round's blocks, or nothing"),
@@ -69,7 +76,12 @@ jobs = Table(
     Column("exact", Integer, nullable=False, comment="merges without the model"),
     Column("merged", Integer, nullable=False, comment="merges in all"),
     Column("stale", Integer, nullable=False, comment="groups whose entries changed meanwhile"),
-    Column("notes", Text, nullable=False, comment="caps that were hit and what was left out: codes and counts, JSON"),
+    Column(
+        "notes",
+        Text,
+        nullable=False,
+        comment="caps that were hit and what was left out: codes and counts, JSON",
+    ),
     Column("started_at", Float, nullable=False),
     Column("ended_at", Float),
     Index("ix_registry_jobs_registry", "registry", "started_at"),
@@ -140,7 +152,9 @@ edges = Table(
     Column("other_version", Integer, nullable=False),
     Column("judgement", String(10), nullable=False, comment="positive, negative or unsure"),
     Column("source", String(10), nullable=False, comment="model, exact, person or unmerge"),
-    Column("prior", Float, comment="the chance that blocking gave the pair; none where it only shared a prompt"),
+    Column(
+        "prior", Float, comment="the chance that blocking gave the pair; none where it only shared a prompt"
+    ),
     Column("score", Float, comment="the same before it was set right by what was judged"),
     Column("run_id", String(64), nullable=False),
     Column("seq", Integer, nullable=False),
@@ -155,7 +169,9 @@ merges = Table(
     Column("id", Integer, primary_key=True, autoincrement=True),
     _name(),
     Column("kind", String(10), nullable=False, comment="merge or unmerge"),
-    Column("cluster", String(200), nullable=False, comment="the canonical id after a merge, before an unmerge"),
+    Column(
+        "cluster", String(200), nullable=False, comment="the canonical id after a merge, before an unmerge"
+    ),
     Column("before", Text, nullable=False, comment="clusters with members, versions and receipts, as JSON"),
     Column("after", Text, nullable=False),
     Column("rule", String(100), nullable=False, comment="model, an exact key's function, person"),
@@ -204,7 +220,9 @@ messages = Table(
     metadata,
     Column("id", String(200), primary_key=True),
     _name(),
-    Column("digest", String(64), nullable=False, comment="of the body: the same id with another body is refused"),
+    Column(
+        "digest", String(64), nullable=False, comment="of the body: the same id with another body is refused"
+    ),
     Column("entries", Integer, nullable=False),
     Column("source", String(20), nullable=False, comment="redis or amqp"),
     Column("at", Float, nullable=False),
@@ -214,12 +232,17 @@ dead = Table(
     "intake_dead",
     metadata,
     Column("id", Integer, primary_key=True, autoincrement=True),
-    Column("message_id", String(200), nullable=False, comment="as the message says it, where it could be read"),
+    Column(
+        "message_id", String(200), nullable=False, comment="as the message says it, where it could be read"
+    ),
     _name(),
     Column("source", String(20), nullable=False),
     Column("reason", String(40), nullable=False),
+    Column("detail", String(100), nullable=False, comment="a place and a code, or nothing"),
     Column("size", Integer, nullable=False, comment="bytes"),
     Column("digest", String(64), nullable=False),
+    Column("kept", Integer, nullable=False, comment="bytes of its body in the vault, 0 for none"),
+    Column("times", Integer, nullable=False, comment="how often the same came"),
     Column("state", String(10), nullable=False, comment="dead, retried or dropped"),
     Column("at", Float, nullable=False),
     UniqueConstraint("source", "digest"),

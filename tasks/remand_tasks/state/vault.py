@@ -160,7 +160,7 @@ def record_key(run: str, seq: int) -> str:
 
 
 class Vault:
-    """Seals, opens, reads and deletes entries. Writing is the attempt record's part: one script does both."""
+    """Seals, opens, reads and deletes entries. An item's are written by its attempt record: one script does both."""
 
     def __init__(self, redis: redis.Redis, keys: KeyRing) -> None:
         """`redis` must return bytes (`decode_responses=False`): sealed entries are not text."""
@@ -193,6 +193,14 @@ class Vault:
         values: list[bytes | None] = self._redis.hmget(vault_key(run, seq), list(names))  # type: ignore[assignment]
         pairs = zip(names, values, strict=True)
         return {name: self.unseal(run, seq, name, sealed) for name, sealed in pairs if sealed is not None}
+
+    def keep(self, run: str, seq: int, name: str, data: bytes, *, expiry: float) -> None:
+        """Encrypt and write an entry that belongs to no item; all of its key goes after `expiry` seconds."""
+        key = vault_key(run, seq)
+        with self._redis.pipeline(transaction=True) as together:
+            together.hset(key, name, self.seal(run, seq, name, data))
+            together.pexpire(key, round(expiry * 1000))
+            together.execute()
 
     def discard(self, run: str, seq: int, name: str) -> None:
         """Remove one entry, which is of no use to anybody."""

@@ -1,0 +1,987 @@
+"""A reconciliation from request to end: entries read in, exact keys, rounds of blocks, each applied in plan order.
+
+`advance` does what can be done now and returns; it may be called by anybody, at any time, any number of times. A job
+has one planner at a time, who is fenced off by the registry's claim when its lease has passed. The blocks of a round
+are the items of a run: proposed in parallel, closed in any order, applied one transaction each, in plan order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import random
+import secrets
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Any, Final
+
+import numpy as np
+from sqlalchemy import Connection, and_, insert, select, text, update
+
+from remand.blocks import Proposal
+from remand.context import COMPLETE, Context, Validation
+from remand.errors import BadEntry, PipelineError
+from remand.pipeline import Pipeline
+from remand.registry import Registry
+from remand_policy import Evidence, Status
+
+from ..faults import point
+from ..state.engine import Database
+from ..state.ledger import RunInfo
+from ..state.queries import Queries
+from ..state.submissions import NewItem, Submissions
+from ..state.tables import items, payloads, runs
+from .candidates import NONE, WORDS_FROM, Candidates, Index, Rows, Vectors, nearest_by_embedding
+from .joining import (
+    EXACT,
+    FAILED,
+    MODEL,
+    NEGATIVE,
+    POSITIVE,
+    UNSURE,
+    Clusters,
+    Origin,
+    apart,
+    edge,
+    evidence_of,
+    join_allowed,
+    join_supported,
+    review,
+)
+from .planning import DEEPEST, WORTH_A_CALL, Planned, Snapshot, bin_of, gain, plan
+from .store import (
+    MOST_SHARED_KEY,
+    Job,
+    Registries,
+    RegistryRow,
+    bodies,
+    chunks,
+    find,
+    job,
+    lock,
+    made_of,
+    put,
+)
+from .tables import edges, entries, feeds, jobs, keys, registries
+
+log = logging.getLogger("remand.tasks")
+
+FIRST_ROUND: Final = 50
+"""A job's first round has one block for so many fresh entries: what comes of it says what the others are worth."""
+LEAST_BLOCKS: Final = 4
+CALLS_FOR_THOUSAND: Final = 60
+LEAST_BUDGET: Final = 20
+PLANNING_LEASE: Final = 600.0
+"""Seconds after which a planner is thought dead: many times what planning takes."""
+_WINDOW: Final = 256
+_BATCH: Final = 500
+
+
+@dataclass(slots=True)
+class Reconciler:
+    """Takes a registry's work on. `load` gives a registry by its target and raises `PipelineError`.
+
+    `pipeline_of` gives the pipeline of a run, or `None` where this process cannot reproduce it.
+    """
+
+    database: Database
+    load: Callable[[str], Registry[Any]]
+    pipeline_of: Callable[[RunInfo], Pipeline | None]
+    now: Callable[[], float]
+    _indexes: dict[str, Index] = field(default_factory=dict)
+
+    def advance(self, name: str) -> bool:
+        """Do what can be done for a registry now. Whether a round of blocks was begun."""
+        while True:
+            with self.database.read() as connection:
+                row = find(connection, name)
+                current = job(connection, row.job) if row is not None and row.job else None
+            if row is None:
+                return False
+            try:
+                registry = self.load(row.target)
+            except PipelineError as error:
+                log.error(
+                    "registry %s cannot be served here: %s was refused (%s)", name, row.target, error.problem
+                )
+                return False
+            if current is not None and current.run_id:
+                if not self._apply(registry, current):
+                    return False
+                continue
+            if current is None and row.wanted <= row.served and not self._owed(name):
+                return False
+            claimed = self._claim(registry, row, current)
+            if claimed is None:
+                return False
+            if self._plan(registry, *claimed):
+                return True
+
+    def _owed(self, name: str) -> bool:
+        return bool(Registries(self.database).owed(name))
+
+    # ------------------------------------------------------------------------------------------------- planning
+
+    def _claim(
+        self, registry: Registry[Any], row: RegistryRow, current: Job | None
+    ) -> tuple[int, Job] | None:
+        """Become the planner of a registry, with a job begun where none is. `None` where another one is."""
+        now = self.now()
+        with self.database.write() as connection:
+            found = lock(connection, row.name)
+            if found.claim != row.claim or found.job != row.job or found.claimed_until > now:
+                return None
+            if current is None:
+                current = Job(
+                    id=secrets.token_hex(8),
+                    registry=row.name,
+                    fingerprint=registry.fingerprint,
+                    state="planning",
+                    request=found.wanted,
+                    started_at=now,
+                )
+                connection.execute(insert(jobs).values(**_columns(current)))
+            elif current.fingerprint != registry.fingerprint and current.state == "planning":
+                connection.execute(
+                    update(jobs).where(jobs.c.id == current.id).values(fingerprint=registry.fingerprint)
+                )
+            claim = found.claim + 1
+            connection.execute(
+                update(registries)
+                .where(registries.c.name == row.name)
+                .values(claim=claim, claimed_until=now + PLANNING_LEASE, job=current.id)
+            )
+        point("reconcile.claimed")
+        return claim, current
+
+    def _plan(self, registry: Registry[Any], claim: int, current: Job) -> bool:
+        """Plan the next round, or end the job. Whether a round was begun."""
+        try:
+            caps = Counter[str](json.loads(current.notes))
+            if current.round == 0:
+                self._feed(registry, caps)
+            merged = self._join_exact(registry, current, caps)
+            view = _View.read(self.database, registry, current.id)
+            first = current.round == 0
+            fresh = int(view.snapshot.fresh.sum())
+            budget = current.budget or _budget(registry, fresh)
+            depth, scale = current.depth, 1.0
+            if current.blocks:
+                scale = min(1.0, (current.merges + 1) / (current.gain + 1))
+                if current.round > 1 and current.merges < current.blocks * WORTH_A_CALL / 3 / depth:
+                    budget = current.calls
+            limit = budget - current.calls
+            slice_ = fresh // FIRST_ROUND if first else current.calls // 2
+            blocks: list[Planned] = []
+            while fresh and limit > 0 and not blocks:
+                candidates = self._candidates(registry, view, depth, caps)
+                blocks = plan(
+                    view.snapshot,
+                    candidates,
+                    size=registry.block_size,
+                    limit=min(limit, max(LEAST_BLOCKS, slice_)),
+                    scale=scale,
+                    depth=depth,
+                    forbidden=view.forbidden if registry.cannot_link or registry.compatible else None,
+                )
+                if blocks or first or depth >= DEEPEST:
+                    break
+                depth, scale = depth * 3, 1.0
+            if current.calls >= budget and current.budget and budget == current.budget:
+                caps["budget_spent"] = 1
+            after = {
+                "budget": budget,
+                "depth": depth,
+                "fresh": max(current.fresh, fresh),
+                "exact": current.exact + merged,
+            }
+            after["merged"] = current.merged + merged
+        except BaseException:
+            self._release(registry.name, claim)
+            raise
+        if not blocks:
+            self._end(registry, claim, current, view, caps, after)
+            return False
+        self._begin_round(registry, claim, current, view, blocks, caps, after)
+        return True
+
+    def _release(self, name: str, claim: int) -> None:
+        with self.database.write() as connection:
+            connection.execute(
+                update(registries)
+                .where(registries.c.name == name, registries.c.claim == claim)
+                .values(claimed_until=0.0)
+            )
+
+    def _feed(self, registry: Registry[Any], caps: Counter[str]) -> None:
+        """Read in the accepted values of runs that have ended."""
+        queries = Queries(self.database)
+        for run_id, ended_at in Registries(self.database).owed(registry.name):
+            run = queries.run(run_id)
+            pipeline = self.pipeline_of(run) if run is not None else None
+            feed = (
+                next((f for f in pipeline.registries if f.registry.name == registry.name), None)
+                if pipeline
+                else None
+            )
+            if pipeline is None or feed is None:
+                caps["runs_not_served"] += 1
+                continue
+            added = refused = 0
+            after = -1
+            while True:
+                batch = self._accepted(run_id, pipeline, registry.accept_incomplete, after)
+                if not batch:
+                    break
+                after = batch[-1][0]
+                made, seqs = [], []
+                for seq, value, context in batch:
+                    try:
+                        entry = feed.entry(value(), context)
+                        if entry is not None:
+                            made.append(made_of(registry, entry))
+                            seqs.append(seq)
+                    except BadEntry as error:
+                        refused += 1
+                        log.warning(
+                            "item %s of run %s gives no entry of %s: %s",
+                            seq,
+                            run_id,
+                            registry.name,
+                            error.code,
+                        )
+                with self.database.write() as connection:
+                    added += put(
+                        self.database, connection, registry.name, made, self.now(), run_id=run_id, seqs=seqs
+                    ).added
+            with self.database.write() as connection:
+                connection.execute(
+                    update(feeds)
+                    .where(feeds.c.registry == registry.name, feeds.c.run_id == run_id)
+                    .values(fed_at=ended_at, added=feeds.c.added + added, refused=refused)
+                )
+            point("reconcile.fed")
+
+    def _accepted(
+        self, run_id: str, pipeline: Pipeline, incomplete: bool, after: int
+    ) -> list[tuple[int, Callable[[], Any], Context]]:
+        stage = len(pipeline.stages) - 1
+        adapter = pipeline.stages[stage].producer.adapter
+        given, value = payloads.alias("given"), payloads.alias("value")
+        here = [
+            and_(each.c.run_id == items.c.run_id, each.c.seq == items.c.seq, each.c.name == wanted)
+            for each, wanted in ((given, "input"), (value, f"value.{stage}"))
+        ]
+        statuses = [Status.ACCEPTED.value] + ([Status.INCOMPLETE.value] if incomplete else [])
+        statement = (
+            select(items.c.seq, items.c.attempts, items.c.unable, given.c.body, value.c.body)
+            .join_from(items, given, here[0])
+            .join(value, here[1])
+            .where(
+                items.c.run_id == run_id,
+                items.c.seq > after,
+                items.c.state == "closed",
+                items.c.status.in_(statuses),
+            )
+            .order_by(items.c.seq)
+            .limit(_BATCH)
+        )
+        with self.database.read() as connection:
+            found = connection.execute(statement).all()
+        name = pipeline.stages[stage].name
+        batch: list[tuple[int, Callable[[], Any], Context]] = []
+        for seq, attempts, unable, input_body, body in found:
+            context = Context(
+                input=json.loads(input_body),
+                run_id=run_id,
+                item=seq,
+                stage=name,
+                attempt=attempts,
+                previous=None,
+                validation=Validation(json.loads(unable)) if unable != "[]" else COMPLETE,
+            )
+            batch.append((seq, lambda body=body: _value(adapter, body), context))
+        return batch
+
+    def _join_exact(self, registry: Registry[Any], current: Job, caps: Counter[str]) -> int:
+        """Join entries with an equal exact key, without a model. How many merges it made."""
+        name = registry.name
+        fresh = select(keys.c.digest).join_from(
+            keys, entries, and_(entries.c.registry == keys.c.registry, entries.c.id == keys.c.id)
+        ).where(keys.c.registry == name, text("fresh = 1"))  # fmt: skip
+        statement = (
+            select(keys.c.digest, entries.c.id, entries.c.cluster)
+            .join_from(keys, entries, and_(entries.c.registry == keys.c.registry, entries.c.id == keys.c.id))
+            .where(keys.c.registry == name, keys.c.digest.in_(fresh))
+            .order_by(entries.c.ordinal)
+        )
+        groups: dict[str, list[str]] = {}
+        with self.database.read() as connection:
+            for digest, _, cluster in connection.execute(statement):
+                groups.setdefault(digest, []).append(cluster)
+        made = 0
+        capped = 0
+        for digest, found in groups.items():
+            if len(found) > MOST_SHARED_KEY:
+                capped += 1
+                continue
+            if len(set(found)) < 2:
+                continue
+            with self.database.write() as connection:
+                lock(connection, name)
+                now_in = dict.fromkeys(
+                    connection.execute(
+                        select(entries.c.cluster)
+                        .join_from(
+                            keys,
+                            entries,
+                            and_(entries.c.registry == keys.c.registry, entries.c.id == keys.c.id),
+                        )
+                        .where(keys.c.registry == name, keys.c.digest == digest)
+                        .order_by(entries.c.ordinal)
+                    ).scalars()
+                )
+                known = Clusters(connection, registry, now_in)
+                origin = Origin(EXACT, registry.fingerprint, current.run_id)
+                made += len(join_allowed(connection, known, list(now_in), origin, self.now()))
+        if capped:
+            caps["exact_keys_too_common"] = capped
+        point("reconcile.exact")
+        return made
+
+    def _candidates(self, registry: Registry[Any], view: _View, depth: int, caps: Counter[str]) -> Candidates:
+        k = registry.neighbours * depth
+        if len(view.snapshot.ids) >= WORDS_FROM and view.snapshot.fresh.sum() * 10 < len(view.snapshot.ids):
+            return self._from_index(registry, view, k, caps)
+        if view.vectors is None:
+            view.vectors = Vectors([registry.compared(entry) for entry in view.entries()])
+        vectors = view.vectors
+        caps.pop("tokens_too_common", None)
+        caps.pop("entries_without_tokens", None)
+        if vectors.common:
+            caps["tokens_too_common"] = vectors.common
+        if vectors.empty:
+            caps["entries_without_tokens"] = vectors.empty
+        fresh, cluster = view.snapshot.fresh, view.snapshot.cluster
+        # Rules may forbid half of what is near, so that more is asked for.
+        found = vectors.nearest(2 * k)
+        if registry.embed is not None:
+            found = found + nearest_by_embedding(
+                registry.embed([registry.compared(e) for e in view.entries()]), k
+            )
+        found = found.where(fresh[found.left] | fresh[found.right])
+        if view.snapshot.clusters < len(view.snapshot.ids):
+            first = np.full(view.snapshot.clusters, len(cluster), dtype=np.int64)
+            np.minimum.at(first, cluster, np.arange(len(cluster)))
+            new = np.zeros(view.snapshot.clusters, dtype=bool)
+            np.logical_or.at(new, cluster, fresh)
+            between = vectors.nearest_clusters(cluster, k)
+            between = between.where(new[between.left] | new[between.right])
+            left, right = first[between.left], first[between.right]
+            found = found + Candidates.of(left, right, vectors.alike(left, right))
+        return found
+
+    def _from_index(self, registry: Registry[Any], view: _View, k: int, caps: Counter[str]) -> Candidates:
+        """Candidates of a few fresh entries among very many, without comparing the others again."""
+        ids = view.snapshot.ids
+        index = self._indexes.get(registry.name)
+        fresh = np.flatnonzero(view.snapshot.fresh).tolist()
+        old = len(ids) - len(fresh)
+        if index is None or index.stale or len(index) < old:
+            texts = [registry.compared(entry) for entry in view.entries()]
+            index = self._indexes[registry.name] = Index(ids, texts)
+        row_of = {name: row for row, name in enumerate(ids)}
+        left: list[int] = []
+        right: list[int] = []
+        score: list[float] = []
+        for row in fresh:
+            compared = registry.compared(view.entry(row))
+            index.add(ids[row], compared)
+            for other, alike in index.nearest(compared, k, but=ids[row]):
+                if other in row_of:
+                    left.append(row)
+                    right.append(row_of[other])
+                    score.append(alike)
+        if index.common:
+            caps["tokens_too_common"] = index.common
+        if not left:
+            return NONE
+        return Candidates.of(np.array(left, np.int64), np.array(right, np.int64), np.array(score))
+
+    def _begin_round(
+        self,
+        registry: Registry[Any],
+        claim: int,
+        current: Job,
+        view: _View,
+        blocks: Sequence[Planned],
+        caps: Counter[str],
+        after: Mapping[str, object],
+    ) -> None:
+        name, now = registry.name, self.now()
+        run_id = f"registry-{current.id}-{current.round + 1}-{claim}"
+        with self.database.read() as connection:
+            row = find(connection, name)
+        assert row is not None
+        submissions = Submissions(self.database)
+        submissions.begin(
+            run_id,
+            target=row.target,
+            pipeline=registry.pipeline.name,
+            version=registry.pipeline.version,
+            fingerprint=registry.fingerprint,
+            window=_WINDOW,
+            key_path=None,
+            reuse=False,
+            now=now,
+        )
+        batch: list[NewItem] = []
+        for place, block in enumerate(blocks):
+            body = json.dumps(view.block(registry, current, block), ensure_ascii=False, separators=(",", ":"))
+            batch.append(NewItem(str(place), body, hashlib.sha256(body.encode()).hexdigest()))
+            if len(batch) == _BATCH:
+                submissions.feed(run_id, batch, self.now())
+                batch = []
+        if batch:
+            submissions.feed(run_id, batch, self.now())
+        submissions.input_done(run_id)
+        point("reconcile.planned")
+        with self.database.write() as connection:
+            found = lock(connection, name)
+            if found.claim != claim:
+                connection.rollback()
+                stale = True
+            else:
+                stale = False
+                connection.execute(
+                    update(jobs)
+                    .where(jobs.c.id == current.id)
+                    .values(
+                        state="proposing",
+                        round=current.round + 1,
+                        run_id=run_id,
+                        blocks=len(blocks),
+                        applied=0,
+                        calls=current.calls + len(blocks),
+                        gain=sum(block.worth for block in blocks),
+                        merges=0,
+                        notes=json.dumps(caps),
+                        **after,
+                    )
+                )
+                connection.execute(
+                    update(registries).where(registries.c.name == name).values(claimed_until=0.0)
+                )
+        if stale:
+            submissions.cancel(run_id)
+        point("reconcile.begun")
+
+    def _end(
+        self,
+        registry: Registry[Any],
+        claim: int,
+        current: Job,
+        view: _View,
+        caps: Counter[str],
+        after: Mapping[str, object],
+        state: str = "done",
+    ) -> None:
+        """Nothing more is worth asking. What was compared is fresh no more, but for blocks that failed."""
+        name, now = registry.name, self.now()
+        with self.database.write() as connection:
+            found = lock(connection, name)
+            if found.claim != claim:
+                return
+            failed = _failed_entries(connection, name, current.id)
+            done = [
+                (view.snapshot.ids[row], view.versions[row])
+                for row in np.flatnonzero(view.snapshot.fresh).tolist()
+                if view.snapshot.ids[row] not in failed
+            ]
+            versions = dict(done)
+            for some in chunks(versions):
+                for version in sorted({versions[each] for each in some}):
+                    same = [each for each in some if versions[each] == version]
+                    connection.execute(
+                        update(entries)
+                        .where(
+                            entries.c.registry == name, entries.c.id.in_(same), entries.c.version == version
+                        )
+                        .values(fresh=0)
+                    )
+            if failed:
+                caps["entries_left_for_next_time"] = len(failed)
+            connection.execute(
+                update(jobs)
+                .where(jobs.c.id == current.id)
+                .values(state=state, run_id="", ended_at=now, notes=json.dumps(caps), **after)
+            )
+            connection.execute(
+                update(registries)
+                .where(registries.c.name == name)
+                .values(job="", served=max(found.served, current.request), claimed_until=0.0, due_at=now)
+            )
+        for code, count in sorted(caps.items()):
+            log.warning("registry %s: %s (%s)", name, code.replace("_", " "), count)
+        log.info("registry %s was reconciled: %s merges, %s calls", name, after["merged"], current.calls)
+        point("reconcile.ended")
+
+    # ----------------------------------------------------------------------------------------------- applying
+
+    def _apply(self, registry: Registry[Any], current: Job) -> bool:
+        """Apply closed blocks in plan order. Whether the round is over, so that the next one can be planned."""
+        applied = current.applied
+        while applied < current.blocks:
+            found = _closed_block(self.database, current.run_id, applied)
+            if found is None:
+                return False
+            if (
+                apply_block(self.database, registry, current.id, current.run_id, applied, found, self.now())
+                is None
+            ):
+                return False
+            point("reconcile.applied")
+            applied += 1
+        with self.database.write() as connection:
+            lock(connection, registry.name)
+            fresh = job(connection, current.id)
+            if fresh is None or fresh.run_id != current.run_id or fresh.applied < fresh.blocks:
+                return False
+            ended = connection.execute(
+                select(runs.c.status).where(runs.c.id == current.run_id)
+            ).scalar_one_or_none()
+            stopped = ended in ("failed", "failing", "cancelled", "cancelling")
+            connection.execute(
+                update(jobs)
+                .where(jobs.c.id == current.id)
+                .values(
+                    state="planning",
+                    run_id="",
+                    **({"budget": fresh.calls, "depth": DEEPEST} if stopped else {}),
+                )
+            )
+        return True
+
+
+def _budget(registry: Registry[Any], fresh: int) -> int:
+    if registry.max_calls is not None:
+        return registry.max_calls
+    return max(LEAST_BUDGET, fresh * CALLS_FOR_THOUSAND // 1_000)
+
+
+def _columns(current: Job) -> dict[str, object]:
+    return {name: getattr(current, name) for name in Job.__dataclass_fields__}
+
+
+def _value(adapter: Any, body: str) -> Any:
+    try:
+        return adapter.validate_json(body)
+    except (Exception, SystemExit):
+        pass
+    raise BadEntry("value")
+
+
+# ------------------------------------------------------------------------------------------------------- a view
+
+
+class _View:
+    """A registry as a planner sees it, and the records of its entries when they are asked for."""
+
+    def __init__(
+        self,
+        database: Database,
+        registry: Registry[Any],
+        snapshot: Snapshot,
+        versions: list[int],
+        names: list[str],
+    ) -> None:
+        self.snapshot = snapshot
+        self.versions = versions
+        self.vectors: Vectors | None = None
+        self._database = database
+        self._registry = registry
+        self._names = names
+        self._bodies: dict[str, str] = {}
+        self._parsed: dict[int, Any] = {}
+        self._rows: dict[int, list[int]] | None = None
+
+    @classmethod
+    def read(cls, database: Database, registry: Registry[Any], job_id: str) -> _View:
+        """The registry as it is now, without records."""
+        name = registry.name
+        with database.read() as connection:
+            found = connection.execute(
+                select(entries.c.id, entries.c.cluster, entries.c.version, entries.c.fresh)
+                .where(entries.c.registry == name)
+                .order_by(entries.c.ordinal)
+            ).all()
+            ids = [row.id for row in found]
+            versions = [row.version for row in found]
+            number: dict[str, int] = {}
+            cluster = np.array([number.setdefault(row.cluster, len(number)) for row in found], dtype=np.int64)
+            fresh = np.array([bool(row.fresh) for row in found], dtype=bool)
+            judged = _Judged(ids, versions, cluster)
+            statement = select(
+                edges.c.one, edges.c.other, edges.c.one_version, edges.c.other_version,
+                edges.c.judgement, edges.c.prior, edges.c.score, edges.c.run_id,
+            ).where(edges.c.registry == name, edges.c.source == MODEL)  # fmt: skip
+            if fresh.any():
+                for edge_row in connection.execution_options(yield_per=10_000).execute(statement):
+                    judged.take(*edge_row, of_this_job=edge_row.run_id.startswith(f"registry-{job_id}-"))
+            kept_apart = apart(connection, name)
+        row_of = judged.row_of
+        snapshot = Snapshot(
+            ids=ids,
+            cluster=cluster,
+            fresh=fresh,
+            evidence=judged.evidence,
+            judged=np.unique(np.array(judged.keys, dtype=np.int64)),
+            rates=judged.rates,
+            apart=frozenset(
+                (min(pair), max(pair))
+                for pair in (
+                    (int(cluster[row_of[one]]), int(cluster[row_of[other]]))
+                    for one, other in kept_apart
+                    if one in row_of and other in row_of
+                )
+                if pair[0] != pair[1]
+            ),
+        )
+        return cls(database, registry, snapshot, versions, list(number))
+
+    def entries(self) -> list[Any]:
+        """Every entry, in order of rows."""
+        if len(self._bodies) < len(self.snapshot.ids):
+            self._read(self.snapshot.ids)
+        return [self.entry(row) for row in range(len(self.snapshot.ids))]
+
+    def entry(self, row: int) -> Any:
+        """One entry."""
+        if row not in self._parsed:
+            name = self.snapshot.ids[row]
+            if name not in self._bodies:
+                self._read([name])
+            self._parsed[row] = self._registry.parse(self._bodies[name])
+        return self._parsed[row]
+
+    def _read(self, ids: Sequence[str]) -> None:
+        with self._database.read() as connection:
+            self._bodies.update(
+                bodies(connection, self._registry.name, [i for i in ids if i not in self._bodies])
+            )
+
+    def rows_of(self, cluster: int) -> list[int]:
+        """The rows of a cluster."""
+        if self._rows is None:
+            self._rows = {}
+            for row, found in enumerate(self.snapshot.cluster.tolist()):
+                self._rows.setdefault(found, []).append(row)
+        return self._rows[cluster]
+
+    def forbidden(self, one: int, other: int) -> bool:
+        """Whether a rule keeps two clusters apart."""
+        groups = [[self.entry(row) for row in self.rows_of(cluster)] for cluster in (one, other)]
+        return self._registry.forbidden(groups) is not None
+
+    def block(self, registry: Registry[Any], current: Job, planned: Planned) -> dict[str, Any]:
+        """A block as the input of an item: records in an order of its own under local ids."""
+        rows = sorted(planned.rows)
+        self._read([self.snapshot.ids[row] for row in rows])
+        names = "\n".join(self.snapshot.ids[row] for row in rows)
+        seed = int.from_bytes(hashlib.sha256(f"{registry.fingerprint}\n{names}".encode()).digest()[:4], "big")
+        random.Random(seed).shuffle(rows)  # noqa: S311 - an order, not a secret
+        local = {row: f"r{place}" for place, row in enumerate(rows, 1)}
+        cluster_of = self.snapshot.cluster
+        inside = dict.fromkeys(int(cluster_of[row]) for row in rows)
+        around = [row for cluster in inside for row in self.rows_of(cluster) if row not in local]
+        self._read([self.snapshot.ids[row] for row in around])
+        return {
+            "registry": registry.name,
+            "seed": seed,
+            "records": [
+                {
+                    "id": local[row],
+                    "entry": self.snapshot.ids[row],
+                    "version": self.versions[row],
+                    "cluster": self._names[int(cluster_of[row])],
+                    "record": json.loads(self._bodies[self.snapshot.ids[row]]),
+                }
+                for row in rows
+            ],
+            "around": [
+                {
+                    "cluster": self._names[int(cluster_of[row])],
+                    "record": json.loads(self._bodies[self.snapshot.ids[row]]),
+                }
+                for row in around
+            ],
+            "apart": [
+                [local[one], local[other]]
+                for one, other in combinations(rows, 2)
+                if (
+                    min(int(cluster_of[one]), int(cluster_of[other])),
+                    max(int(cluster_of[one]), int(cluster_of[other])),
+                )
+                in self.snapshot.apart
+            ],
+            "pairs": [
+                [local[one], local[other], chance, score] for one, other, chance, score in planned.pairs
+            ],
+        }
+
+
+class _Judged:
+    """Judgements of the model added up: evidence between clusters, judged pairs, and rates by score."""
+
+    def __init__(self, ids: Sequence[str], versions: Sequence[int], cluster: Rows) -> None:
+        self.row_of = {name: row for row, name in enumerate(ids)}
+        self._versions = versions
+        self._cluster = cluster.tolist()
+        self._count = len(ids)
+        self.keys: list[int] = []
+        self.evidence: dict[tuple[int, int], Evidence] = {}
+        self.rates: dict[int, tuple[int, int]] = {}
+
+    def take(
+        self,
+        one: str,
+        other: str,
+        one_version: int,
+        other_version: int,
+        judgement: str,
+        prior: float | None,
+        score: float | None,
+        _run_id: str,
+        *,
+        of_this_job: bool,
+    ) -> None:
+        left, right = self.row_of[one], self.row_of[other]
+        if score is not None and judgement in (POSITIVE, NEGATIVE):
+            same, number = self.rates.get(bin_of(score), (0, 0))
+            self.rates[bin_of(score)] = (same + (judgement == POSITIVE), number + 1)
+        if self._versions[left] != one_version or self._versions[right] != other_version:
+            return
+        if judgement == FAILED and not of_this_job:
+            return
+        self.keys.append(min(left, right) * self._count + max(left, right))
+        between = self._cluster[left], self._cluster[right]
+        if between[0] != between[1]:
+            key = (min(between), max(between))
+            weight = evidence_of(judgement, prior)
+            known = self.evidence.get(key)
+            self.evidence[key] = weight if known is None else known + weight
+
+
+# ------------------------------------------------------------------------------------------------------- blocks
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedBlock:
+    """A block whose item has closed: what it showed and what was proposed, if anything was."""
+
+    block: Mapping[str, Any] = field(repr=False)
+    proposal: Proposal | None = field(repr=False)
+    attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What came of a block: merges and what they count for, groups that were stale, reviews."""
+
+    merged: int = 0
+    gained: int = 0
+    stale: int = 0
+
+
+def _closed_block(database: Database, run_id: str, seq: int) -> ClosedBlock | None:
+    """A block of a run if it has closed."""
+    given, value = payloads.alias("given"), payloads.alias("value")
+    statement = (
+        select(items.c.state, items.c.status, items.c.attempts, items.c.diagnostics, given.c.body, value.c.body)
+        .join_from(
+            items, given, and_(given.c.run_id == items.c.run_id, given.c.seq == items.c.seq, given.c.name == "input"),
+            isouter=True,
+        )
+        .outerjoin(
+            value, and_(value.c.run_id == items.c.run_id, value.c.seq == items.c.seq, value.c.name == "value.0")
+        )
+        .where(items.c.run_id == run_id, items.c.seq == seq)
+    )  # fmt: skip
+    with database.read() as connection:
+        found = connection.execute(statement).first()
+    if found is None:
+        return ClosedBlock({}, None)
+    state, status, attempts, diagnostics, block, proposed = found
+    if state != "closed":
+        return None
+    usable = (
+        status == Status.ACCEPTED.value
+        and proposed is not None
+        and "malformed" not in json.loads(diagnostics)
+    )
+    return ClosedBlock(
+        json.loads(block) if block is not None else {},
+        Proposal.model_validate_json(proposed) if usable else None,
+        attempts,
+    )
+
+
+def apply_block(
+    database: Database,
+    registry: Registry[Any],
+    job_id: str,
+    run_id: str,
+    seq: int,
+    closed: ClosedBlock,
+    now: float,
+) -> Applied | None:
+    """Write what was judged of a block, and the merges that it supports, in one transaction. `None` if it was done."""
+    name = registry.name
+    with database.write() as connection:
+        lock(connection, name)
+        current = job(connection, job_id)
+        if current is None or current.run_id != run_id or current.applied != seq:
+            return None
+        done = _applied(database, connection, registry, run_id, seq, closed, now)
+        connection.execute(
+            update(jobs)
+            .where(jobs.c.id == job_id)
+            .values(
+                applied=seq + 1,
+                merges=jobs.c.merges + done.gained,
+                merged=jobs.c.merged + done.merged,
+                stale=jobs.c.stale + done.stale,
+            )
+        )
+        point("reconcile.applying")
+        return done
+
+
+def _applied(
+    database: Database,
+    connection: Connection,
+    registry: Registry[Any],
+    run_id: str,
+    seq: int,
+    closed: ClosedBlock,
+    now: float,
+) -> Applied:
+    name = registry.name
+    shown = {record["id"]: record for record in closed.block.get("records", ())}
+    ids = {local: record["entry"] for local, record in shown.items()}
+    standing: dict[str, tuple[str, int]] = {}
+    for some in chunks(ids.values()):
+        for entry, cluster, version in connection.execute(
+            select(entries.c.id, entries.c.cluster, entries.c.version).where(
+                entries.c.registry == name, entries.c.id.in_(some)
+            )
+        ):
+            standing[entry] = (cluster, version)
+    current = {
+        local: entry
+        for local, entry in ids.items()
+        if entry in standing and standing[entry][1] == shown[local]["version"]
+    }
+    said = _judgements(registry, closed, current, standing, run_id, seq, now)
+    if said:
+        connection.execute(insert(edges), said)
+    if closed.proposal is None:
+        return Applied()
+    merged = gained = stale = 0
+    origin = Origin(MODEL, registry.fingerprint, run_id, seq, closed.attempt)
+    for group in closed.proposal.groups:
+        if any(local not in current for local in group):
+            stale += 1
+            continue
+        members = [current[local] for local in group]
+        now_in = dict(
+            connection.execute(
+                select(entries.c.id, entries.c.cluster).where(
+                    entries.c.registry == name, entries.c.id.in_(members)
+                )
+            )
+            .tuples()
+            .all()
+        )
+        together = list(dict.fromkeys(now_in[member] for member in members))
+        if len(together) < 2:
+            continue
+        known = Clusters(connection, registry, together)
+        for made in join_supported(connection, known, together, origin, now):
+            merged += 1
+            gained += sum(gain(made.sizes[0], size) for size in made.sizes[1:])
+    for group in closed.proposal.unsure:
+        if all(local in current for local in group):
+            members_now = {current[local]: standing[current[local]][1] for local in group}
+            if len({standing[member][0] for member in members_now}) > 1:
+                review(database.insert_or_ignore, connection, name, members_now, "unsure", run_id, seq, now)
+    return Applied(merged, gained, stale)
+
+
+def _judgements(
+    registry: Registry[Any],
+    closed: ClosedBlock,
+    current: Mapping[str, str],
+    standing: Mapping[str, tuple[str, int]],
+    run_id: str,
+    seq: int,
+    now: float,
+) -> list[dict[str, object]]:
+    """An edge for each pair of the block: the same, different, unsure; of planned pairs `failed` where nothing was said."""
+    planned = {
+        frozenset((one, other)): {"prior": chance, "score": score}
+        for one, other, chance, score in closed.block.get("pairs", ())
+    }
+    group_of: dict[str, int] = {}
+    unsure: set[frozenset[str]] = set()
+    refused: set[frozenset[str]] = set()
+    if closed.proposal is not None:
+        group_of = {local: place for place, group in enumerate(closed.proposal.groups) for local in group}
+        unsure = {frozenset(pair) for group in closed.proposal.unsure for pair in combinations(group, 2)}
+        refused = {frozenset(pair) for each in closed.proposal.refused for pair in combinations(each.ids, 2)}
+    said: list[dict[str, object]] = []
+    for one, other in combinations(sorted(current), 2):
+        pair = frozenset((one, other))
+        if closed.proposal is None:
+            judgement = FAILED if pair in planned else ""
+        elif one in group_of and group_of[one] == group_of.get(other):
+            judgement = POSITIVE
+        elif pair in unsure:
+            judgement = UNSURE
+        elif pair in refused:
+            # Said to be the same and not let through: neither is known.
+            judgement = UNSURE if pair in planned else ""
+        else:
+            judgement = NEGATIVE
+        if judgement:
+            said.append(
+                edge(
+                    registry.name,
+                    (current[one], standing[current[one]][1]),
+                    (current[other], standing[current[other]][1]),
+                    judgement,
+                    MODEL,
+                    now,
+                    run_id=run_id,
+                    seq=seq,
+                    **planned.get(pair, {}),
+                )
+            )
+    return said
+
+
+def _failed_entries(connection: Connection, name: str, job_id: str) -> set[str]:
+    """Entries of this job's blocks in which nothing was said."""
+    found: set[str] = set()
+    for pair in connection.execute(
+        select(edges.c.one, edges.c.other).where(
+            edges.c.registry == name,
+            edges.c.judgement == FAILED,
+            edges.c.run_id.startswith(f"registry-{job_id}-"),
+        )
+    ):
+        found.update(pair)
+    return found
