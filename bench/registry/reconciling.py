@@ -90,7 +90,9 @@ class _Matching(Producer[Groups]):
     def __call__(self, context: Context, correction: Correction | None) -> Produced:
         local = {record["entry"]: record["id"] for record in self.block["records"]}
         groups = self._matcher(sorted(local), self._gold)
-        return Produced(Groups(groups=[[local[name] for name in group] for group in groups if len(group) > 1]))
+        return Produced(
+            Groups(groups=[[local[name] for name in group] for group in groups if len(group) > 1])
+        )
 
 
 def one_source(one: Entry, other: Entry) -> bool:
@@ -207,7 +209,8 @@ def _propose(path: Path, registry: Registry[Any], matching: _Matching) -> float:
             )
             if outcome.value is not None:
                 connection.execute(
-                    "INSERT INTO payloads VALUES (?, ?, 'value.0', ?)", (run_id, seq, outcome.value.model_dump_json())
+                    "INSERT INTO payloads VALUES (?, ?, 'value.0', ?)",
+                    (run_id, seq, outcome.value.model_dump_json()),
                 )
         connection.execute("UPDATE runs SET ended_at = 1, status = 'succeeded'")
     return time.process_time() - started

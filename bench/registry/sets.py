@@ -80,7 +80,8 @@ def _cora(data: Path) -> Labelled:
         pairs = [(row[0], row[1]) for row in csv.reader(file, delimiter="|")]
     first = ("author", "title", "venue", "year")
     texts = [
-        " ".join([*(row[name] or "" for name in first), _text(row, ("Entity Id", *first))]).strip() for row in rows
+        " ".join([*(row[name] or "" for name in first), _text(row, ("Entity Id", *first))]).strip()
+        for row in rows
     ]
     return Labelled("cora", texts, _closure(ids, pairs))
 
@@ -95,7 +96,9 @@ def _historical(data: Path) -> Labelled:
 
     rows = parquet.read_table(data / "splink" / "historical_figures_with_errors_50k.parquet").to_pylist()
     but = ("first_and_surname", "first_name", "surname", "gender")
-    return Labelled("historical_50k", [_text(row, but) for row in rows], [str(row["cluster"]) for row in rows])
+    return Labelled(
+        "historical_50k", [_text(row, but) for row in rows], [str(row["cluster"]) for row in rows]
+    )
 
 
 def _febrl(number: int) -> Callable[[Path], Labelled]:

@@ -22,15 +22,20 @@ from remand.errors import RemandError
 from . import faults
 from .faults import point
 from .pipelines import Bound
-from .routing import COORDINATE, queue_of
+from .routing import COORDINATE, RECONCILE, queue_of
 from .runtime import Runtime
 from .state.rows import Row, Step
-from .steps import Next, coordinate, produce, validate
+from .steps import Next, coordinate, produce, reconcile, validate
 from .token import BadToken, Token
 
 log = logging.getLogger("remand.tasks")
 
-NAMES = {"produce": "remand.produce", "validate": "remand.validate", "coordinate": "remand.coordinate"}
+NAMES = {
+    "produce": "remand.produce",
+    "validate": "remand.validate",
+    "coordinate": "remand.coordinate",
+    "reconcile": "remand.reconcile",
+}
 
 
 class StepError(RemandError):
@@ -100,6 +105,15 @@ class CelerySender:
         (signatures[0] if len(signatures) == 1 else chain(*signatures)).apply_async()
         point("send.done")
 
+    def reconcile(self, registry: str) -> None:
+        """Have a worker do what can be done for a registry. Its name is the whole message."""
+        point("send.begun")
+        signature = self._app.signature(
+            NAMES["reconcile"], args=(registry,), immutable=True, options={"queue": RECONCILE}
+        )
+        signature.apply_async()
+        point("send.done")
+
 
 def register(app: Celery, runtime: Callable[[], Runtime], bind: Callable[[Token | None], None]) -> None:
     """Define the tasks on `app`. `runtime` gives this process's runtime.
@@ -148,6 +162,20 @@ def register(app: Celery, runtime: Callable[[], Runtime], bind: Callable[[Token 
     def _coordinate(self: Task, *arguments: Any) -> None:
         """Aggregate, decide, commit, dispatch what is owed."""
         carry_out(self, "coordinate", arguments, coordinate.run)
+
+    @app.task(name=NAMES["reconcile"], **options)
+    def _reconcile(self: Task, *arguments: Any) -> None:
+        """What can be done for a registry now: read entries in, plan blocks, apply what was proposed."""
+        name = arguments[0] if len(arguments) == 1 else None
+        if not isinstance(name, str) or len(name) > 100:
+            log.warning("refused a message for %s: it names no registry", NAMES["reconcile"])
+            raise Ignore()
+        try:
+            reconcile.run(runtime(), name)
+        except Exception as error:
+            place = place_of(error, reconcile.run)
+            log.error("%s broke: %s at %s", NAMES["reconcile"], place.type, place.at)
+            raise StepError("reconcile", place.type) from None
 
     if faults.armed():
         # A chain goes on before this signal, and its message is acknowledged after it.

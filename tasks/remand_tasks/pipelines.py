@@ -9,9 +9,11 @@ from __future__ import annotations
 import logging
 import threading
 from dataclasses import dataclass
+from typing import Any
 
 from remand.errors import PipelineError
-from remand.pipeline import Pipeline, load
+from remand.pipeline import Pipeline, load_registry, load_target
+from remand.registry import Registry
 
 from .state.ledger import Plan, RunInfo
 from .token import Token
@@ -40,6 +42,7 @@ class Pipelines:
         self._bound: dict[tuple[str, str], Bound | None] = {}
         self._by_run: dict[str, Bound] = {}
         self._misfits: dict[str, str] = {}
+        self._registries: dict[str, Registry[Any]] = {}
         self._lock = threading.Lock()
 
     def of(self, run: RunInfo) -> Bound | None:
@@ -64,7 +67,7 @@ class Pipelines:
 
     def _load(self, run: RunInfo) -> Bound | None:
         try:
-            pipeline = load(run.target)
+            pipeline = load_target(run.target)
         except PipelineError as error:
             log.error(
                 "run %s cannot be served here: pipeline %s was refused (%s)",
@@ -84,9 +87,16 @@ class Pipelines:
 
     def preload(self, target: str) -> Pipeline:
         """Load a pipeline before any run asks for it. Raises `PipelineError`."""
-        pipeline = load(target)
+        pipeline = load_target(target)
         self._bound[(target, pipeline.fingerprint)] = Bound.of(pipeline)
         return pipeline
+
+    def registry(self, target: str) -> Registry[Any]:
+        """The registry at `target`, loaded once. Raises `PipelineError`."""
+        found = self._registries.get(target)
+        if found is None:
+            found = self._registries[target] = load_registry(target)
+        return found
 
     @property
     def misfits(self) -> dict[str, str]:

@@ -27,7 +27,7 @@ class Pulse:
     """Beats until stopped. `beats` and `last_beat` (monotonic seconds) are for health checks."""
 
     def __init__(self, runtime: Runtime, *, attend: str | None = None) -> None:
-        """With `attend`, look after that run alone and leave the others to those who attend to them."""
+        """With `attend`, look after that run alone, or after those that begin as `beginning-*` says."""
         self._runtime = runtime
         self._attend = attend
         self._stop = threading.Event()
@@ -86,10 +86,21 @@ class Pulse:
                 point("pulse.ended")
                 runtime.vault.sweep(run.id)
                 point("pulse.swept")
+        self._registries(now)
         self._retain(now)
         self.beats += 1
         self.last_beat = time.monotonic()
         return len(due)
+
+    def _registries(self, now: float) -> None:
+        """Have somebody look after each registry in which something is to be done, now and again."""
+        if self._attend is not None:
+            return
+        registries = self._runtime.registries
+        for name in registries.due(now):
+            if registries.push(name, now + self._runtime.times.dispatch_lease, now):
+                point("pulse.registry")
+                self._runtime.sender.reconcile(name)
 
     def _retain(self, now: float) -> None:
         """Purge what is older than the retention setting, a small bite each beat."""

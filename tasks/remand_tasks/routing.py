@@ -11,6 +11,8 @@ from .state.rows import Row, Step
 PRODUCE: Final = "remand.produce"
 VALIDATE: Final = "remand.validate"
 COORDINATE: Final = "remand.coordinate"
+RECONCILE: Final = "remand.reconcile"
+"""Takes what is to be done for registries: planning blocks, applying what was proposed."""
 ALONE: Final = "remand.alone"
 """Takes the last recovery of an item that lost its worker again and again."""
 

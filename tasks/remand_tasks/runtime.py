@@ -5,17 +5,21 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import redis
 
 from .faults import point
 from .pipelines import Bound, Pipelines
+from .registry.store import Registries
 from .renewal import Renewal
 from .state.attempts import Attempts
 from .state.ledger import Ledger
 from .state.rows import Row, Step
 from .state.vault import Vault
+
+if TYPE_CHECKING:
+    from .registry.reconcile import Reconciler
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +31,8 @@ class Times:
     grace: float = 15.0
     dispatch_lease: float = 10.0
     dispatch_longest: float = 300.0
+    planning: float = 120.0
+    """How long a planner of a registry is thought alive without a word of it."""
     pulse: float = 1.0
     retention: float | None = None
     """How long items of ended runs are kept; `None` for ever."""
@@ -52,6 +58,9 @@ class Sender(Protocol):
     def send(self, row: Row, bound: Bound, step: Step, asked: Sequence[int] = ()) -> None:
         """Begin the steps of an attempt, from `step` on; with `asked`, visit the groups of those validators alone."""
 
+    def reconcile(self, registry: str) -> None:
+        """Have somebody do what can be done for a registry."""
+
 
 class Observer:
     """Is told what happened, in names that pipelines fix and in codes. The base class keeps nothing."""
@@ -71,6 +80,9 @@ class Observer:
     def tokens(self, pipeline: str, stage: str, read: int, written: int) -> None:
         """A production or a judgement used tokens."""
 
+    def delivered(self, source: str, result: str) -> None:
+        """A message of another system was delivered."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Runtime:
@@ -87,6 +99,12 @@ class Runtime:
     caps: Caps = field(default_factory=Caps)
     observer: Observer = field(default_factory=Observer)
     jitter: random.Random = field(default_factory=random.Random)
+    reconciler: Reconciler | None = None
+
+    @property
+    def registries(self) -> Registries:
+        """The registries of the ledger."""
+        return Registries(self.ledger.database)
 
     def expiry(self, row: Row, now: float) -> float:
         """Seconds after which an item's record and vault entries go by themselves."""

@@ -14,6 +14,7 @@ if _FOLDER not in sys.path:
     sys.path.insert(0, _FOLDER)
 
 from conformance_kit.drivers import Driver, Local, Workers  # noqa: E402
+from conformance_kit.registries import Model  # noqa: E402
 from conformance_kit.rows import LOCAL, ROWS, WORKERS  # noqa: E402
 from conformance_kit.server import Server  # noqa: E402
 from conformance_kit.workers import Stack  # noqa: E402
@@ -49,7 +50,16 @@ def model_server() -> Iterator[Server]:
 
 
 @pytest.fixture(scope="session")
-def stack(model_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def registry_model() -> Iterator[Model]:
+    """The model of registries, which workers find by their environment."""
+    with Model().serving() as model:
+        yield model
+
+
+@pytest.fixture(scope="session")
+def stack(
+    model_server: Server, registry_model: Model, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Stack]:
     """Two worker processes with different hash seeds, shared by the scenarios of a session."""
     with Stack(tmp_path_factory.mktemp("stack") / "shared", count=2) as running:
         yield running
@@ -68,7 +78,7 @@ def driver(
 
 @pytest.fixture
 def own_stack(
-    model_server: Server, tmp_path_factory: pytest.TempPathFactory
+    model_server: Server, registry_model: Model, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[..., Workers]]:
     """Makes a driver on services and workers of its own, for scenarios that break or replace them."""
     running: list[Stack] = []

@@ -39,4 +39,4 @@ def test_numbers_are_unique_and_every_row_runs_on_real_workers() -> None:
     assert len(ROWS) == sum(len(table) for table in TABLES.values())
     assert all(WORKERS in row.drivers for row in ROWS.values())
     alone = {number for number, row in ROWS.items() if LOCAL not in row.drivers}
-    assert alone == {"C10", "B9", "D3", "D6", "D7", "D8"}
+    assert alone - TABLES["Registry"].keys() == {"C10", "B9", "D3", "D6", "D7", "D8"}

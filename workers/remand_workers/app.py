@@ -19,7 +19,7 @@ from remand_tasks.celery_tasks import CelerySender, CleanAMQP, register
 from remand_tasks.pipelines import Pipelines
 from remand_tasks.pulse import Pulse
 from remand_tasks.renewal import Renewal
-from remand_tasks.routing import ALONE, COORDINATE, PRODUCE, VALIDATE
+from remand_tasks.routing import ALONE, COORDINATE, PRODUCE, RECONCILE, VALIDATE
 from remand_tasks.runtime import Caps, Runtime, Times
 from remand_tasks.state.attempts import Attempts
 from remand_tasks.state.engine import Database
@@ -31,7 +31,7 @@ from . import logs, remote
 from .settings import Settings
 from .telemetry import observer
 
-QUEUES = (PRODUCE, VALIDATE, COORDINATE, ALONE)
+QUEUES = (PRODUCE, VALIDATE, COORDINATE, RECONCILE, ALONE)
 PATIENCE = 30.0
 """Seconds for a server to answer, broker or vault, before the connection to it is given up."""
 _UNACKED = ("unacked", "unacked_index", "unacked_mutex")
@@ -60,6 +60,7 @@ def times_of(settings: Settings) -> Times:
         grace=settings.claim_grace.total_seconds(),
         dispatch_lease=settings.dispatch_lease.total_seconds(),
         dispatch_longest=settings.dispatch_lease_max.total_seconds(),
+        planning=settings.planning_lease.total_seconds(),
         pulse=settings.pulse_interval.total_seconds(),
         retention=None if settings.retention is None else settings.retention.total_seconds(),
     )

@@ -16,6 +16,7 @@ from remand.keys import key_of
 from remand.outcome import Outcome
 from remand.pipeline import Pipeline, load
 from remand_policy import RunStatus, digest
+from remand_tasks.registry.store import feed_from, register
 from remand_tasks.state.attempts import Attempts
 from remand_tasks.state.engine import Database
 from remand_tasks.state.migrate import prepare
@@ -225,6 +226,7 @@ class Client:
         target = pipeline if isinstance(pipeline, str) else target_of(pipeline)
         loaded = load(target) if isinstance(pipeline, str) else pipeline
         run = Run(run_id or new_run_id(), self, loaded)
+        self._register(run, target, loaded)
         self.submissions.begin(
             run.id,
             target=target,
@@ -237,6 +239,17 @@ class Client:
             now=self.now(),
         )
         return run
+
+    def _register(self, run: Run, target: str, pipeline: Pipeline) -> None:
+        """Make the registries known that a run feeds, before the run: it may end as soon as it has begun."""
+        if not pipeline.registries:
+            return
+        now = self.now()
+        with self.database.write() as connection:
+            for feed in pipeline.registries:
+                place = f"{target}#{feed.registry.name}"
+                register(self.database, connection, feed.registry, place, now)
+                feed_from(self.database, connection, feed.registry.name, run.id)
 
     def feed(self, run: Run, inputs: Iterable[tuple[int, Any]], *, key: str | None = None) -> int:
         """Add (position, value) pairs to a run in batches. How many were new."""

@@ -65,6 +65,9 @@ def _seconds(value: object) -> object:
     return timedelta(seconds=number)
 
 
+# A comma may also be part of a password.
+_BETWEEN_URLS = re.compile(r"[,\s]+(?=(?:redis|rediss|unix|redis\+socket|amqp|amqps)://)")
+
 Seconds = Annotated[
     timedelta,
     BeforeValidator(_seconds),
@@ -185,6 +188,11 @@ class Settings(BaseSettings):
         gt=timedelta(0),
         description="Where that doubling ends. At least REMAND_DISPATCH_LEASE.",
     )
+    planning_lease: Seconds = Field(
+        timedelta(minutes=2),
+        gt=timedelta(0),
+        description="Time after which a worker that plans a registry's blocks, and says nothing, is taken for dead.",
+    )
     pulse_interval: Seconds = Field(
         timedelta(seconds=1),
         gt=timedelta(0),
@@ -211,6 +219,33 @@ class Settings(BaseSettings):
         description=(
             "Time after which items of ended runs lose their payloads and receipts. Unset: kept until `remand purge`."
         ),
+    )
+
+    # Messages of other systems.
+    intake_url: str | None = Field(
+        None,
+        repr=False,
+        description=(
+            "Where `remand intake` reads: redis:// a stream, amqp:// a queue; both, with a comma between them. "
+            "Unset: the broker."
+        ),
+    )
+    intake_stream: str = Field("remand.intake", min_length=1, description="Its Redis Stream.")
+    intake_group: str = Field("remand", min_length=1, description="Its consumer group on that stream.")
+    intake_queue: str = Field("remand.intake", min_length=1, description="Its AMQP queue.")
+    intake_max_bytes: int = Field(
+        1024 * 1024, ge=1, le=64 * 1024 * 1024, description="Bytes of the largest message that is taken."
+    )
+    intake_max_entries: int = Field(1_000, ge=1, description="Entries in one message, at most.")
+    intake_lease: Seconds = Field(
+        timedelta(minutes=1),
+        gt=timedelta(0),
+        description="Time after which a message that was delivered and not finished is taken again.",
+    )
+    intake_retention: Seconds = Field(
+        timedelta(days=7),
+        gt=timedelta(0),
+        description="Time for which the vault keeps a message that could not be taken, encrypted, to be retried.",
     )
 
     # Watching it.
@@ -290,6 +325,27 @@ class Settings(BaseSettings):
     def embedded(self) -> bool:
         """Whether services are to be started here, in `home`, because no broker is named."""
         return self.broker_url is None
+
+    def intake_urls(self) -> tuple[str, ...]:
+        """Where messages of other systems come from, Redis as redis-py names it. Raises `SettingsError`."""
+        given, name = (
+            (self.broker_url or "", "broker_url")
+            if self.intake_url is None
+            else (self.intake_url, "intake_url")
+        )
+        found = []
+        for url in _BETWEEN_URLS.split(given.strip()):
+            if not url.startswith(("amqp://", "amqps://", "unix://")):
+                try:
+                    url = _as_redis(url) or ""
+                except ValueError:
+                    url = ""
+            if not url:
+                raise SettingsError(
+                    (variable(name), "must name a redis:// or amqp:// server to take messages from")
+                )
+            found.append(url)
+        return tuple(found)
 
     def require_services(self, *, keys: bool = True) -> None:
         """Check that broker, vault, its keys and ledger are all named, and that the keys are keys.

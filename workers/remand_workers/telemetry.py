@@ -51,6 +51,9 @@ class Telemetry(Observer):
         self._tokens = self._counter(
             "tokens", "Tokens as the provider counts them.", "pipeline", "stage", "direction"
         )
+        self._delivered = self._counter(
+            "intake_messages", "Messages of other systems, by what became of them.", "source", "result"
+        )
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"remand_{name}", text, labels, registry=self.registry)
@@ -80,6 +83,10 @@ class Telemetry(Observer):
             self._tokens.labels(pipeline, stage, "input").inc(read)
         if written:
             self._tokens.labels(pipeline, stage, "output").inc(written)
+
+    def delivered(self, source: str, result: str) -> None:
+        """A message of another system was delivered."""
+        self._delivered.labels(source, result).inc()
 
 
 def serve(telemetry: Telemetry, port: int, address: str = "0.0.0.0") -> tuple[WSGIServer, int]:  # noqa: S104

@@ -140,7 +140,7 @@ def _nearest(matrix: Any, k: int) -> Candidates:
 
 def nearest_by_embedding(vectors: Sequence[Sequence[float]], k: int) -> Candidates:
     """Each row's `k` nearest others by cosine; the score is squared, as embeddings call everything a little alike."""
-    matrix = np.asarray(vectors, dtype=np.float32)
+    matrix: NDArray[Any] = np.asarray(vectors, dtype=np.float32)
     length = np.linalg.norm(matrix, axis=1, keepdims=True)
     matrix = matrix / np.where(length == 0, 1, length)
     left: list[Rows] = []

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, Self
+from typing import Annotated, Any, Final, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 from pydantic_core import PydanticCustomError, from_json
@@ -21,8 +21,8 @@ from redis.exceptions import RedisError
 from sqlalchemy import Connection, select
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as NoConnection
-from typing_extensions import Annotated
 
+from remand.calls import place_of
 from remand.errors import BadEntry, PipelineError
 from remand.keys import MAX_KEY, is_key
 from remand.pipeline import load_registry
@@ -74,7 +74,9 @@ class Message(BaseModel):
             "Printable characters; it is shown, so nothing secret."
         ),
     )
-    registry: str = Field(min_length=1, max_length=100, description="The registry's name.")
+    registry: Annotated[str, AfterValidator(_key)] = Field(
+        min_length=1, max_length=100, description="The registry's name."
+    )
     entries: list[dict[str, JsonValue]] = Field(
         default_factory=list,
         json_schema_extra={"minItems": 1},
@@ -191,9 +193,9 @@ class Intake:
         except OUTAGES:
             raise
         except Exception as error:
-            kind = type(error).__name__
-            log.error("a message from %s could not be taken: %s", delivery.source, kind, exc_info=error)
-            return Refusal(Reason.ERROR, kind)
+            where = place_of(error, __name__)
+            log.error("a message from %s could not be taken: %s at %s", delivery.source, where.type, where.at)
+            return Refusal(Reason.ERROR, where.type)
 
     def _taken(self, body: bytes, source: str) -> Result | Refusal:
         message = parse(body, self.limits)
@@ -274,7 +276,7 @@ class Intake:
             source=delivery.source,
             digest=hashlib.sha256(delivery.place.encode() if delivery.body is None else body).hexdigest(),
             size=len(body),
-            body=b"" if refusal.reason is Reason.TOO_LARGE else body,
+            body=body if len(body) <= self.limits.size else b"",
         )
         log.warning(
             "a message of %d bytes from %s was refused: %s (dead letter %d)",

@@ -10,23 +10,22 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import random
 import secrets
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import combinations
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
-from sqlalchemy import Connection, and_, insert, select, text, update
+from sqlalchemy import and_, insert, select, text, update
 
-from remand.blocks import Proposal
 from remand.context import COMPLETE, Context, Validation
 from remand.errors import BadEntry, PipelineError
 from remand.pipeline import Pipeline
 from remand.registry import Registry
-from remand_policy import Evidence, Status
+from remand_policy import Status
 
 from ..faults import point
 from ..state.engine import Database
@@ -34,30 +33,20 @@ from ..state.ledger import RunInfo
 from ..state.queries import Queries
 from ..state.submissions import NewItem, Submissions
 from ..state.tables import items, payloads, runs
-from .candidates import NONE, WORDS_FROM, Candidates, Index, Rows, Vectors, nearest_by_embedding
+from .applying import apply_block, closed_block, failed_entries
+from .candidates import NONE, WORDS_FROM, Candidates, Index, Vectors, nearest_by_embedding
 from .joining import (
     EXACT,
-    FAILED,
-    MODEL,
-    NEGATIVE,
-    POSITIVE,
-    UNSURE,
     Clusters,
     Origin,
-    apart,
-    edge,
-    evidence_of,
     join_allowed,
-    join_supported,
-    review,
 )
-from .planning import DEEPEST, WORTH_A_CALL, Planned, Snapshot, bin_of, gain, plan
+from .planning import DEEPEST, WORTH_A_CALL, Planned, plan
 from .store import (
     MOST_SHARED_KEY,
     Job,
     Registries,
     RegistryRow,
-    bodies,
     chunks,
     find,
     job,
@@ -65,7 +54,8 @@ from .store import (
     made_of,
     put,
 )
-from .tables import edges, entries, feeds, jobs, keys, registries
+from .tables import entries, feeds, jobs, keys, registries
+from .view import View
 
 log = logging.getLogger("remand.tasks")
 
@@ -74,10 +64,12 @@ FIRST_ROUND: Final = 50
 LEAST_BLOCKS: Final = 4
 CALLS_FOR_THOUSAND: Final = 60
 LEAST_BUDGET: Final = 20
-PLANNING_LEASE: Final = 600.0
-"""Seconds after which a planner is thought dead: many times what planning takes."""
 _WINDOW: Final = 256
 _BATCH: Final = 500
+
+
+class Superseded(Exception):
+    """Another planner has taken over."""
 
 
 @dataclass(slots=True)
@@ -91,6 +83,8 @@ class Reconciler:
     load: Callable[[str], Registry[Any]]
     pipeline_of: Callable[[RunInfo], Pipeline | None]
     now: Callable[[], float]
+    lease: float = 120.0
+    """Seconds after which a planner that said nothing is thought dead."""
     _indexes: dict[str, Index] = field(default_factory=dict)
 
     def advance(self, name: str) -> bool:
@@ -117,8 +111,11 @@ class Reconciler:
             claimed = self._claim(registry, row, current)
             if claimed is None:
                 return False
-            if self._plan(registry, *claimed):
-                return True
+            try:
+                if self._plan(registry, *claimed):
+                    return True
+            except Superseded:
+                return False
 
     def _owed(self, name: str) -> bool:
         return bool(Registries(self.database).owed(name))
@@ -152,7 +149,7 @@ class Reconciler:
             connection.execute(
                 update(registries)
                 .where(registries.c.name == row.name)
-                .values(claim=claim, claimed_until=now + PLANNING_LEASE, job=current.id)
+                .values(claim=claim, claimed_until=now + self.lease, job=current.id)
             )
         point("reconcile.claimed")
         return claim, current
@@ -161,10 +158,12 @@ class Reconciler:
         """Plan the next round, or end the job. Whether a round was begun."""
         try:
             caps = Counter[str](json.loads(current.notes))
+            self._cancel_orphans(current)
             if current.round == 0:
-                self._feed(registry, caps)
-            merged = self._join_exact(registry, current, caps)
-            view = _View.read(self.database, registry, current.id)
+                self._feed(registry, claim, caps)
+            merged = self._join_exact(registry, claim, current, caps)
+            self._renew(registry.name, claim)
+            view = View.read(self.database, registry, current.id)
             first = current.round == 0
             fresh = int(view.snapshot.fresh.sum())
             budget = current.budget or _budget(registry, fresh)
@@ -178,6 +177,7 @@ class Reconciler:
             blocks: list[Planned] = []
             while fresh and limit > 0 and not blocks:
                 candidates = self._candidates(registry, view, depth, caps)
+                self._renew(registry.name, claim)
                 blocks = plan(
                     view.snapshot,
                     candidates,
@@ -208,6 +208,27 @@ class Reconciler:
         self._begin_round(registry, claim, current, view, blocks, caps, after)
         return True
 
+    def _renew(self, name: str, claim: int) -> None:
+        """Say that this planner is alive. Raises `Superseded` if it was taken for dead."""
+        with self.database.write() as connection:
+            renewed = connection.execute(
+                update(registries)
+                .where(registries.c.name == name, registries.c.claim == claim)
+                .values(claimed_until=self.now() + self.lease)
+            )
+        if renewed.rowcount != 1:
+            raise Superseded
+
+    def _cancel_orphans(self, current: Job) -> None:
+        """Cancel runs that a planner of this job began and did not live to name."""
+        prefix = f"registry-{current.id}-{current.round + 1}-"
+        with self.database.read() as connection:
+            orphans = connection.execute(
+                select(runs.c.id).where(runs.c.ended_at.is_(None), runs.c.id.startswith(prefix))
+            ).scalars().all()  # fmt: skip
+        for run_id in orphans:
+            Submissions(self.database).cancel(run_id)
+
     def _release(self, name: str, claim: int) -> None:
         with self.database.write() as connection:
             connection.execute(
@@ -216,7 +237,7 @@ class Reconciler:
                 .values(claimed_until=0.0)
             )
 
-    def _feed(self, registry: Registry[Any], caps: Counter[str]) -> None:
+    def _feed(self, registry: Registry[Any], claim: int, caps: Counter[str]) -> None:
         """Read in the accepted values of runs that have ended."""
         queries = Queries(self.database)
         for run_id, ended_at in Registries(self.database).owed(registry.name):
@@ -236,6 +257,7 @@ class Reconciler:
                 batch = self._accepted(run_id, pipeline, registry.accept_incomplete, after)
                 if not batch:
                     break
+                self._renew(registry.name, claim)
                 after = batch[-1][0]
                 made, seqs = [], []
                 for seq, value, context in batch:
@@ -303,10 +325,10 @@ class Reconciler:
                 previous=None,
                 validation=Validation(json.loads(unable)) if unable != "[]" else COMPLETE,
             )
-            batch.append((seq, lambda body=body: _value(adapter, body), context))
+            batch.append((seq, partial(_value, adapter, body), context))
         return batch
 
-    def _join_exact(self, registry: Registry[Any], current: Job, caps: Counter[str]) -> int:
+    def _join_exact(self, registry: Registry[Any], claim: int, current: Job, caps: Counter[str]) -> int:
         """Join entries with an equal exact key, without a model. How many merges it made."""
         name = registry.name
         fresh = select(keys.c.digest).join_from(
@@ -324,7 +346,9 @@ class Reconciler:
                 groups.setdefault(digest, []).append(cluster)
         made = 0
         capped = 0
-        for digest, found in groups.items():
+        for place, (digest, found) in enumerate(groups.items()):
+            if place % _BATCH == 0:
+                self._renew(registry.name, claim)
             if len(found) > MOST_SHARED_KEY:
                 capped += 1
                 continue
@@ -352,7 +376,7 @@ class Reconciler:
         point("reconcile.exact")
         return made
 
-    def _candidates(self, registry: Registry[Any], view: _View, depth: int, caps: Counter[str]) -> Candidates:
+    def _candidates(self, registry: Registry[Any], view: View, depth: int, caps: Counter[str]) -> Candidates:
         k = registry.neighbours * depth
         if len(view.snapshot.ids) >= WORDS_FROM and view.snapshot.fresh.sum() * 10 < len(view.snapshot.ids):
             return self._from_index(registry, view, k, caps)
@@ -384,7 +408,7 @@ class Reconciler:
             found = found + Candidates.of(left, right, vectors.alike(left, right))
         return found
 
-    def _from_index(self, registry: Registry[Any], view: _View, k: int, caps: Counter[str]) -> Candidates:
+    def _from_index(self, registry: Registry[Any], view: View, k: int, caps: Counter[str]) -> Candidates:
         """Candidates of a few fresh entries among very many, without comparing the others again."""
         ids = view.snapshot.ids
         index = self._indexes.get(registry.name)
@@ -416,7 +440,7 @@ class Reconciler:
         registry: Registry[Any],
         claim: int,
         current: Job,
-        view: _View,
+        view: View,
         blocks: Sequence[Planned],
         caps: Counter[str],
         after: Mapping[str, object],
@@ -484,7 +508,7 @@ class Reconciler:
         registry: Registry[Any],
         claim: int,
         current: Job,
-        view: _View,
+        view: View,
         caps: Counter[str],
         after: Mapping[str, object],
         state: str = "done",
@@ -495,7 +519,7 @@ class Reconciler:
             found = lock(connection, name)
             if found.claim != claim:
                 return
-            failed = _failed_entries(connection, name, current.id)
+            failed = failed_entries(connection, name, current.id)
             done = [
                 (view.snapshot.ids[row], view.versions[row])
                 for row in np.flatnonzero(view.snapshot.fresh).tolist()
@@ -535,7 +559,7 @@ class Reconciler:
         """Apply closed blocks in plan order. Whether the round is over, so that the next one can be planned."""
         applied = current.applied
         while applied < current.blocks:
-            found = _closed_block(self.database, current.run_id, applied)
+            found = closed_block(self.database, current.run_id, applied)
             if found is None:
                 return False
             if (
@@ -577,411 +601,6 @@ def _columns(current: Job) -> dict[str, object]:
 
 
 def _value(adapter: Any, body: str) -> Any:
-    try:
+    with suppress(Exception, SystemExit):
         return adapter.validate_json(body)
-    except (Exception, SystemExit):
-        pass
     raise BadEntry("value")
-
-
-# ------------------------------------------------------------------------------------------------------- a view
-
-
-class _View:
-    """A registry as a planner sees it, and the records of its entries when they are asked for."""
-
-    def __init__(
-        self,
-        database: Database,
-        registry: Registry[Any],
-        snapshot: Snapshot,
-        versions: list[int],
-        names: list[str],
-    ) -> None:
-        self.snapshot = snapshot
-        self.versions = versions
-        self.vectors: Vectors | None = None
-        self._database = database
-        self._registry = registry
-        self._names = names
-        self._bodies: dict[str, str] = {}
-        self._parsed: dict[int, Any] = {}
-        self._rows: dict[int, list[int]] | None = None
-
-    @classmethod
-    def read(cls, database: Database, registry: Registry[Any], job_id: str) -> _View:
-        """The registry as it is now, without records."""
-        name = registry.name
-        with database.read() as connection:
-            found = connection.execute(
-                select(entries.c.id, entries.c.cluster, entries.c.version, entries.c.fresh)
-                .where(entries.c.registry == name)
-                .order_by(entries.c.ordinal)
-            ).all()
-            ids = [row.id for row in found]
-            versions = [row.version for row in found]
-            number: dict[str, int] = {}
-            cluster = np.array([number.setdefault(row.cluster, len(number)) for row in found], dtype=np.int64)
-            fresh = np.array([bool(row.fresh) for row in found], dtype=bool)
-            judged = _Judged(ids, versions, cluster)
-            statement = select(
-                edges.c.one, edges.c.other, edges.c.one_version, edges.c.other_version,
-                edges.c.judgement, edges.c.prior, edges.c.score, edges.c.run_id,
-            ).where(edges.c.registry == name, edges.c.source == MODEL)  # fmt: skip
-            if fresh.any():
-                for edge_row in connection.execution_options(yield_per=10_000).execute(statement):
-                    judged.take(*edge_row, of_this_job=edge_row.run_id.startswith(f"registry-{job_id}-"))
-            kept_apart = apart(connection, name)
-        row_of = judged.row_of
-        snapshot = Snapshot(
-            ids=ids,
-            cluster=cluster,
-            fresh=fresh,
-            evidence=judged.evidence,
-            judged=np.unique(np.array(judged.keys, dtype=np.int64)),
-            rates=judged.rates,
-            apart=frozenset(
-                (min(pair), max(pair))
-                for pair in (
-                    (int(cluster[row_of[one]]), int(cluster[row_of[other]]))
-                    for one, other in kept_apart
-                    if one in row_of and other in row_of
-                )
-                if pair[0] != pair[1]
-            ),
-        )
-        return cls(database, registry, snapshot, versions, list(number))
-
-    def entries(self) -> list[Any]:
-        """Every entry, in order of rows."""
-        if len(self._bodies) < len(self.snapshot.ids):
-            self._read(self.snapshot.ids)
-        return [self.entry(row) for row in range(len(self.snapshot.ids))]
-
-    def entry(self, row: int) -> Any:
-        """One entry."""
-        if row not in self._parsed:
-            name = self.snapshot.ids[row]
-            if name not in self._bodies:
-                self._read([name])
-            self._parsed[row] = self._registry.parse(self._bodies[name])
-        return self._parsed[row]
-
-    def _read(self, ids: Sequence[str]) -> None:
-        with self._database.read() as connection:
-            self._bodies.update(
-                bodies(connection, self._registry.name, [i for i in ids if i not in self._bodies])
-            )
-
-    def rows_of(self, cluster: int) -> list[int]:
-        """The rows of a cluster."""
-        if self._rows is None:
-            self._rows = {}
-            for row, found in enumerate(self.snapshot.cluster.tolist()):
-                self._rows.setdefault(found, []).append(row)
-        return self._rows[cluster]
-
-    def forbidden(self, one: int, other: int) -> bool:
-        """Whether a rule keeps two clusters apart."""
-        groups = [[self.entry(row) for row in self.rows_of(cluster)] for cluster in (one, other)]
-        return self._registry.forbidden(groups) is not None
-
-    def block(self, registry: Registry[Any], current: Job, planned: Planned) -> dict[str, Any]:
-        """A block as the input of an item: records in an order of its own under local ids."""
-        rows = sorted(planned.rows)
-        self._read([self.snapshot.ids[row] for row in rows])
-        names = "\n".join(self.snapshot.ids[row] for row in rows)
-        seed = int.from_bytes(hashlib.sha256(f"{registry.fingerprint}\n{names}".encode()).digest()[:4], "big")
-        random.Random(seed).shuffle(rows)  # noqa: S311 - an order, not a secret
-        local = {row: f"r{place}" for place, row in enumerate(rows, 1)}
-        cluster_of = self.snapshot.cluster
-        inside = dict.fromkeys(int(cluster_of[row]) for row in rows)
-        around = [row for cluster in inside for row in self.rows_of(cluster) if row not in local]
-        self._read([self.snapshot.ids[row] for row in around])
-        return {
-            "registry": registry.name,
-            "seed": seed,
-            "records": [
-                {
-                    "id": local[row],
-                    "entry": self.snapshot.ids[row],
-                    "version": self.versions[row],
-                    "cluster": self._names[int(cluster_of[row])],
-                    "record": json.loads(self._bodies[self.snapshot.ids[row]]),
-                }
-                for row in rows
-            ],
-            "around": [
-                {
-                    "cluster": self._names[int(cluster_of[row])],
-                    "record": json.loads(self._bodies[self.snapshot.ids[row]]),
-                }
-                for row in around
-            ],
-            "apart": [
-                [local[one], local[other]]
-                for one, other in combinations(rows, 2)
-                if (
-                    min(int(cluster_of[one]), int(cluster_of[other])),
-                    max(int(cluster_of[one]), int(cluster_of[other])),
-                )
-                in self.snapshot.apart
-            ],
-            "pairs": [
-                [local[one], local[other], chance, score] for one, other, chance, score in planned.pairs
-            ],
-        }
-
-
-class _Judged:
-    """Judgements of the model added up: evidence between clusters, judged pairs, and rates by score."""
-
-    def __init__(self, ids: Sequence[str], versions: Sequence[int], cluster: Rows) -> None:
-        self.row_of = {name: row for row, name in enumerate(ids)}
-        self._versions = versions
-        self._cluster = cluster.tolist()
-        self._count = len(ids)
-        self.keys: list[int] = []
-        self.evidence: dict[tuple[int, int], Evidence] = {}
-        self.rates: dict[int, tuple[int, int]] = {}
-
-    def take(
-        self,
-        one: str,
-        other: str,
-        one_version: int,
-        other_version: int,
-        judgement: str,
-        prior: float | None,
-        score: float | None,
-        _run_id: str,
-        *,
-        of_this_job: bool,
-    ) -> None:
-        left, right = self.row_of[one], self.row_of[other]
-        if score is not None and judgement in (POSITIVE, NEGATIVE):
-            same, number = self.rates.get(bin_of(score), (0, 0))
-            self.rates[bin_of(score)] = (same + (judgement == POSITIVE), number + 1)
-        if self._versions[left] != one_version or self._versions[right] != other_version:
-            return
-        if judgement == FAILED and not of_this_job:
-            return
-        self.keys.append(min(left, right) * self._count + max(left, right))
-        between = self._cluster[left], self._cluster[right]
-        if between[0] != between[1]:
-            key = (min(between), max(between))
-            weight = evidence_of(judgement, prior)
-            known = self.evidence.get(key)
-            self.evidence[key] = weight if known is None else known + weight
-
-
-# ------------------------------------------------------------------------------------------------------- blocks
-
-
-@dataclass(frozen=True, slots=True)
-class ClosedBlock:
-    """A block whose item has closed: what it showed and what was proposed, if anything was."""
-
-    block: Mapping[str, Any] = field(repr=False)
-    proposal: Proposal | None = field(repr=False)
-    attempt: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Applied:
-    """What came of a block: merges and what they count for, groups that were stale, reviews."""
-
-    merged: int = 0
-    gained: int = 0
-    stale: int = 0
-
-
-def _closed_block(database: Database, run_id: str, seq: int) -> ClosedBlock | None:
-    """A block of a run if it has closed."""
-    given, value = payloads.alias("given"), payloads.alias("value")
-    statement = (
-        select(items.c.state, items.c.status, items.c.attempts, items.c.diagnostics, given.c.body, value.c.body)
-        .join_from(
-            items, given, and_(given.c.run_id == items.c.run_id, given.c.seq == items.c.seq, given.c.name == "input"),
-            isouter=True,
-        )
-        .outerjoin(
-            value, and_(value.c.run_id == items.c.run_id, value.c.seq == items.c.seq, value.c.name == "value.0")
-        )
-        .where(items.c.run_id == run_id, items.c.seq == seq)
-    )  # fmt: skip
-    with database.read() as connection:
-        found = connection.execute(statement).first()
-    if found is None:
-        return ClosedBlock({}, None)
-    state, status, attempts, diagnostics, block, proposed = found
-    if state != "closed":
-        return None
-    usable = (
-        status == Status.ACCEPTED.value
-        and proposed is not None
-        and "malformed" not in json.loads(diagnostics)
-    )
-    return ClosedBlock(
-        json.loads(block) if block is not None else {},
-        Proposal.model_validate_json(proposed) if usable else None,
-        attempts,
-    )
-
-
-def apply_block(
-    database: Database,
-    registry: Registry[Any],
-    job_id: str,
-    run_id: str,
-    seq: int,
-    closed: ClosedBlock,
-    now: float,
-) -> Applied | None:
-    """Write what was judged of a block, and the merges that it supports, in one transaction. `None` if it was done."""
-    name = registry.name
-    with database.write() as connection:
-        lock(connection, name)
-        current = job(connection, job_id)
-        if current is None or current.run_id != run_id or current.applied != seq:
-            return None
-        done = _applied(database, connection, registry, run_id, seq, closed, now)
-        connection.execute(
-            update(jobs)
-            .where(jobs.c.id == job_id)
-            .values(
-                applied=seq + 1,
-                merges=jobs.c.merges + done.gained,
-                merged=jobs.c.merged + done.merged,
-                stale=jobs.c.stale + done.stale,
-            )
-        )
-        point("reconcile.applying")
-        return done
-
-
-def _applied(
-    database: Database,
-    connection: Connection,
-    registry: Registry[Any],
-    run_id: str,
-    seq: int,
-    closed: ClosedBlock,
-    now: float,
-) -> Applied:
-    name = registry.name
-    shown = {record["id"]: record for record in closed.block.get("records", ())}
-    ids = {local: record["entry"] for local, record in shown.items()}
-    standing: dict[str, tuple[str, int]] = {}
-    for some in chunks(ids.values()):
-        for entry, cluster, version in connection.execute(
-            select(entries.c.id, entries.c.cluster, entries.c.version).where(
-                entries.c.registry == name, entries.c.id.in_(some)
-            )
-        ):
-            standing[entry] = (cluster, version)
-    current = {
-        local: entry
-        for local, entry in ids.items()
-        if entry in standing and standing[entry][1] == shown[local]["version"]
-    }
-    said = _judgements(registry, closed, current, standing, run_id, seq, now)
-    if said:
-        connection.execute(insert(edges), said)
-    if closed.proposal is None:
-        return Applied()
-    merged = gained = stale = 0
-    origin = Origin(MODEL, registry.fingerprint, run_id, seq, closed.attempt)
-    for group in closed.proposal.groups:
-        if any(local not in current for local in group):
-            stale += 1
-            continue
-        members = [current[local] for local in group]
-        now_in = dict(
-            connection.execute(
-                select(entries.c.id, entries.c.cluster).where(
-                    entries.c.registry == name, entries.c.id.in_(members)
-                )
-            )
-            .tuples()
-            .all()
-        )
-        together = list(dict.fromkeys(now_in[member] for member in members))
-        if len(together) < 2:
-            continue
-        known = Clusters(connection, registry, together)
-        for made in join_supported(connection, known, together, origin, now):
-            merged += 1
-            gained += sum(gain(made.sizes[0], size) for size in made.sizes[1:])
-    for group in closed.proposal.unsure:
-        if all(local in current for local in group):
-            members_now = {current[local]: standing[current[local]][1] for local in group}
-            if len({standing[member][0] for member in members_now}) > 1:
-                review(database.insert_or_ignore, connection, name, members_now, "unsure", run_id, seq, now)
-    return Applied(merged, gained, stale)
-
-
-def _judgements(
-    registry: Registry[Any],
-    closed: ClosedBlock,
-    current: Mapping[str, str],
-    standing: Mapping[str, tuple[str, int]],
-    run_id: str,
-    seq: int,
-    now: float,
-) -> list[dict[str, object]]:
-    """An edge for each pair of the block: the same, different, unsure; of planned pairs `failed` where nothing was said."""
-    planned = {
-        frozenset((one, other)): {"prior": chance, "score": score}
-        for one, other, chance, score in closed.block.get("pairs", ())
-    }
-    group_of: dict[str, int] = {}
-    unsure: set[frozenset[str]] = set()
-    refused: set[frozenset[str]] = set()
-    if closed.proposal is not None:
-        group_of = {local: place for place, group in enumerate(closed.proposal.groups) for local in group}
-        unsure = {frozenset(pair) for group in closed.proposal.unsure for pair in combinations(group, 2)}
-        refused = {frozenset(pair) for each in closed.proposal.refused for pair in combinations(each.ids, 2)}
-    said: list[dict[str, object]] = []
-    for one, other in combinations(sorted(current), 2):
-        pair = frozenset((one, other))
-        if closed.proposal is None:
-            judgement = FAILED if pair in planned else ""
-        elif one in group_of and group_of[one] == group_of.get(other):
-            judgement = POSITIVE
-        elif pair in unsure:
-            judgement = UNSURE
-        elif pair in refused:
-            # Said to be the same and not let through: neither is known.
-            judgement = UNSURE if pair in planned else ""
-        else:
-            judgement = NEGATIVE
-        if judgement:
-            said.append(
-                edge(
-                    registry.name,
-                    (current[one], standing[current[one]][1]),
-                    (current[other], standing[current[other]][1]),
-                    judgement,
-                    MODEL,
-                    now,
-                    run_id=run_id,
-                    seq=seq,
-                    **planned.get(pair, {}),
-                )
-            )
-    return said
-
-
-def _failed_entries(connection: Connection, name: str, job_id: str) -> set[str]:
-    """Entries of this job's blocks in which nothing was said."""
-    found: set[str] = set()
-    for pair in connection.execute(
-        select(edges.c.one, edges.c.other).where(
-            edges.c.registry == name,
-            edges.c.judgement == FAILED,
-            edges.c.run_id.startswith(f"registry-{job_id}-"),
-        )
-    ):
-        found.update(pair)
-    return found

@@ -168,9 +168,15 @@ def chunks(values: Iterable[str]) -> Iterable[list[str]]:
 
 
 def register(
-    database: Database, connection: Connection, registry: Registry[Any], target: str, now: float
+    database: Database,
+    connection: Connection,
+    registry: Registry[Any],
+    target: str,
+    now: float,
+    *,
+    move: bool = False,
 ) -> RegistryRow:
-    """Make a registry known, or its new target and fingerprint where it is known already."""
+    """Make a registry known; where it is known already, by its new target if it changed, or with `move` anyway."""
     connection.execute(
         database.insert_or_ignore(registries),
         {
@@ -190,7 +196,7 @@ def register(
         },
     )
     row = lock(connection, registry.name)
-    if (row.target, row.fingerprint) != (target, registry.fingerprint):
+    if row.fingerprint != registry.fingerprint or (move and row.target != target):
         connection.execute(
             update(registries)
             .where(registries.c.name == registry.name)
@@ -231,7 +237,9 @@ def put(
         connection.execute(
             insert(entries),
             [
-                {**at, "id": one.id, "seq": seq, "ordinal": row.entries + place, "cluster": one.id, "digest": one.digest}
+                at
+                | {"id": one.id, "seq": seq, "ordinal": row.entries + place}
+                | {"cluster": one.id, "digest": one.digest}
                 for place, (one, seq) in enumerate(new)
             ],
         )  # fmt: skip
@@ -333,10 +341,12 @@ class Registries:
             found = connection.execute(select(*_COLUMNS).order_by(registries.c.name)).mappings()
             return [row_of(mapping) for mapping in found]
 
-    def register(self, registry: Registry[Any], target: str, now: float) -> RegistryRow:
+    def register(
+        self, registry: Registry[Any], target: str, now: float, *, move: bool = False
+    ) -> RegistryRow:
         """As the function."""
         with self.database.write() as connection:
-            return register(self.database, connection, registry, target, now)
+            return register(self.database, connection, registry, target, now, move=move)
 
     def put(self, name: str, made: Sequence[Made], now: float) -> Put:
         """As the function."""

@@ -181,6 +181,7 @@ _DUE = (
     .limit(bindparam("limit"))
 )
 _DUE_IN_RUN = _DUE.where(items.c.run_id == bindparam("run_id"))
+_DUE_IN_RUNS = _DUE.where(func.substr(items.c.run_id, 1, bindparam("length")) == bindparam("run_id"))
 _PUSH = (
     update(items)
     .where(
@@ -250,10 +251,16 @@ class Ledger:
         return None if found is None else run_of(found)
 
     def unended(self, only: str | None = None) -> list[RunInfo]:
-        """Runs that have not ended, oldest first; that one alone where `only` names it."""
+        """Runs that have not ended, oldest first; of those alone that `only` names, as for `due`."""
         with self.database.read() as connection:
             found = [run_of(mapping) for mapping in connection.execute(_UNENDED).mappings()]
-        return sorted((run for run in found if only in (None, run.id)), key=lambda run: run.created_at)
+        begins = _beginning(only)
+        named = (
+            run
+            for run in found
+            if only in (None, run.id) or (begins is not None and run.id.startswith(begins))
+        )
+        return sorted(named, key=lambda run: run.created_at)
 
     def execution(self, run_id: str, seq: int) -> Execution | None:
         """An item with its run, without any payload."""
@@ -271,9 +278,15 @@ class Ledger:
         return Execution(run_of(found, "run__"), row_of(found), found["input_body"], found["previous_body"])
 
     def due(self, now: float, limit: int, leave: Sequence[str] = (), only: str | None = None) -> list[Row]:
-        """Open items whose time has passed, the longest overdue first: not of the runs in `leave`, or of `only` one."""
+        """Open items whose time has passed, the longest overdue first: not of the runs in `leave`.
+
+        `only` names the one run to look at, or by `beginning-*` all that begin so.
+        """
         at = {"now": now, "limit": limit, "leave": list(leave), "run_id": only}
         statement = _DUE if only is None else _DUE_IN_RUN
+        begins = _beginning(only)
+        if begins is not None:
+            statement, at = _DUE_IN_RUNS, {**at, "run_id": begins, "length": len(begins)}
         with self.database.read() as connection:
             return [row_of(found) for found in connection.execute(statement, at).mappings()]
 

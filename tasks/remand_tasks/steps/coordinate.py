@@ -12,6 +12,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from remand.blocks import BlockProducer
 from remand.pipeline import Stage
 from remand_policy import (
     Advance,
@@ -170,6 +171,8 @@ def commit(
         runtime.dispatch(owed, bound, at)
     if done.row.state == "closed":
         _clear(runtime, done.row, applied[-1], stage, record, bound)
+        if isinstance(stage.producer, BlockProducer):
+            runtime.sender.reconcile(stage.producer.registry.name)
     return done.row
 
 

@@ -25,7 +25,10 @@ ONCE_A_RUN = frozenset({"pulse.admitted", "pulse.ended", "pulse.swept"})
 """Passed once in a run: to see a fault there often takes many runs."""
 SLOW = frozenset({"pulse.begun", "pulse.condemned", "pulse.pushed"})
 """Passed only when an item takes longer than its dispatch lease."""
-KILL_POINTS = tuple(name for name in POINTS if name not in ("send", "pulse.cancelled"))
+_ELSEWHERE = ("send", "pulse.cancelled", "pulse.registry")
+KILL_POINTS = tuple(
+    name for name in POINTS if name not in _ELSEWHERE and not name.startswith(("reconcile.", "intake."))
+)
 
 
 @dataclass(slots=True)

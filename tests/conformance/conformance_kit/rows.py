@@ -92,6 +92,22 @@ TABLES: Final[dict[str, dict[str, Row]]] = {
         "M8": Row("a kept fallback survives later structural and operational failures"),
         "M9": Row("of several fallbacks the one of the highest rank is judged"),
     },
+    "Registry": {
+        "R1": Row("each structural fault is named, nothing half-applied, guidance uses local ids", _ALONE),
+        "R2": Row("the safe group is applied, the unsafe one apart, one correction about it", _ALONE),
+        "R3": Row("A~B, B~C, A and C incompatible: never one cluster, in one job or across", _ALONE),
+        "R4": Row("a block proposed and applied twice, or again after a crash: one receipt", _ALONE),
+        "R5": Row("merges at once give the partition of one after the other, no receipt lost", _ALONE),
+        "R6": Row("an unmerge restores, stays, and is refused while a later merge stands on it", _ALONE),
+        "R7": Row("an unchanged registry costs no model calls and no writes", _ALONE),
+        "R8": Row("composition, width, case and Turkish I: exact duplicates meet without the model", _ALONE),
+        "R9": Row("20,000 entries that share a word: no giant block, caps reported", _ALONE),
+        "R10": Row("a cluster of 64 in prompts of 24 is assembled in any order of insertion", _ALONE),
+        "R11": Row("instructions in a record have no effect on the rules", _ALONE),
+        "R12": Row("of the safe partials the one with most records merged survives", _ALONE),
+        "R13": Row("a reply that stays malformed merges nothing, says so and fails nothing", _ALONE),
+        "R14": Row("an entry changed meanwhile: its group is not applied, and planned again", _ALONE),
+    },
 }
 
 ROWS: Final[dict[str, Row]] = {number: row for table in TABLES.values() for number, row in table.items()}

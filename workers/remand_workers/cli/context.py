@@ -53,14 +53,16 @@ def attached(settings: Settings, stack: ExitStack) -> Settings:
 
 
 @contextmanager
-def ledger(settings: Settings) -> Iterator[Queries]:
-    """The ledger alone, for reading: no server has to run."""
+def ledger(settings: Settings, *, create: bool = False) -> Iterator[Queries]:
+    """The ledger alone: no server has to run. With `create` an embedded one is made where there is none."""
     url = settings.ledger_url
     if url is None:
         if not settings.embedded:
             settings.require_services()
         file = settings.home / "ledger.db"
-        if not file.exists():
+        if create:
+            settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        elif not file.exists():
             raise UsageError(f"there is no ledger in {str(settings.home)!r} yet: nothing was run here")
         url = ledger_url(settings.home)
     database = Database(url)

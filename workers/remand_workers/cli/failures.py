@@ -51,6 +51,7 @@ def guarded(command: Callable[[], object]) -> int:
 
 def explain(error: BaseException) -> tuple[str, int]:
     """An exception as a message for people and an exit status."""
+    from remand_tasks.registry.store import RegistryError
     from remand_tasks.state.submissions import RunError
 
     from ..settings import SettingsError
@@ -59,7 +60,7 @@ def explain(error: BaseException) -> tuple[str, int]:
         return f"The pipeline was refused. {error}", MISUSED
     if isinstance(error, SettingsError):
         return f"A setting cannot be used.\n{error}", MISUSED
-    if isinstance(error, UsageError | RunError):
+    if isinstance(error, UsageError | RunError | RegistryError):
         return _sentence(str(error)), MISUSED
     if isinstance(error, RemandError):
         return _sentence(str(error)), FAILED

@@ -6,6 +6,7 @@ import socket
 import urllib.request
 from urllib.parse import urlsplit
 
+from remand.blocks import BlockProducer
 from remand.llm import ChatJudge, ChatProducer
 from remand.pipeline import Pipeline
 
@@ -19,6 +20,8 @@ def asks_named_server(pipeline: Pipeline) -> bool:
     """Whether something in the pipeline asks the server that REMAND_MODEL_BASE_URL names."""
     for stage in pipeline.stages:
         for part in (stage.producer, *stage.validators):
+            if isinstance(part, BlockProducer):
+                part = part.proposer
             # A part with a server of its own does not care for the environment's.
             if isinstance(part, ChatProducer | ChatJudge) and not part.model.names_server:
                 return True

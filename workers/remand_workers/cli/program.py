@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 PEOPLE = "See what happens"
 WORK = "Do the work"
@@ -13,7 +14,7 @@ SETUP = "Set up and look after"
 
 def program() -> typer.Typer:
     """The whole command line."""
-    from . import commands_setup, commands_watch, commands_work
+    from . import commands_intake, commands_setup, commands_watch, commands_work
 
     app = typer.Typer(
         name="remand",
@@ -32,8 +33,24 @@ def program() -> typer.Typer:
         for function, example in commands.COMMANDS:
             name = function.__name__.rstrip("_").replace("_", "-")
             app.command(name, epilog=f"Example: `{example}`", rich_help_panel=panel)(function)
+    app.add_typer(_group(commands_intake), rich_help_panel=WORK)
     app.callback()(_whole)
     return app
+
+
+def _group(commands: Any) -> typer.Typer:
+    """The commands of a module under its `NAME`; without one of them, its `DEFAULT`."""
+
+    class Group(TyperGroup):
+        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+            if not args or (args[0].startswith("-") and args[0] not in ctx.help_option_names):
+                args = [commands.DEFAULT, *args]
+            return super().parse_args(ctx, args)
+
+    group = typer.Typer(name=commands.NAME, help=commands.HELP, cls=Group, rich_markup_mode="markdown")
+    for function, example in commands.COMMANDS:
+        group.command(function.__name__, epilog=f"Example: `{example}`")(function)
+    return group
 
 
 def _version(wanted: bool) -> None:

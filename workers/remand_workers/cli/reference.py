@@ -63,7 +63,12 @@ def command_line() -> str:
         parts.append(f"## {panel}\n")
         for name, command in group.commands.items():
             if command.rich_help_panel == panel:
-                parts.append(_command(name, command))
+                commands = getattr(command, "commands", None)
+                if commands is None:
+                    parts.append(_command(name, command))
+                else:
+                    parts.append(f"### remand {name}\n\n{_paragraphs(command.help)}\n")
+                    parts += [_command(f"{name} {each}", under) for each, under in commands.items()]
     return "\n".join(parts)
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
-from remand.pipeline import load
-from remand_tasks.routing import ALONE, COORDINATE, PRODUCE, VALIDATE
+from remand.pipeline import load_target
+from remand_tasks.routing import ALONE, COORDINATE, PRODUCE, RECONCILE, VALIDATE
 
 from ..process import run_worker
 from ..settings import Settings
 from .context import attached
 
 QUEUES_OF = {
-    "all": (PRODUCE, VALIDATE, COORDINATE, ALONE),
-    "coordinator": (COORDINATE,),
+    "all": (PRODUCE, VALIDATE, COORDINATE, RECONCILE, ALONE),
+    "coordinator": (COORDINATE, RECONCILE),
     "producer": (PRODUCE, ALONE),
     "validator": (VALIDATE,),
 }
@@ -25,7 +25,7 @@ def queues_for(role: str, targets: Sequence[str]) -> list[str]:
     found = list(QUEUES_OF[role])
     if role in ("all", "validator"):
         for target in targets:
-            for stage in load(target).stages:
+            for stage in load_target(target).stages:
                 found += [validator.queue for validator in stage.validators if validator.queue is not None]
     return list(dict.fromkeys(found))
 

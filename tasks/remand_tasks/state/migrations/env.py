@@ -2,7 +2,6 @@
 
 from alembic import context
 
-import remand_tasks.registry.tables  # the tables of registries are among the metadata
 from remand_tasks.state.tables import metadata
 
 connection = context.config.attributes["connection"]

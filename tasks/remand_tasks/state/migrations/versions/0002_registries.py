@@ -24,9 +24,7 @@ def upgrade() -> None:
         sa.Column("registry", sa.String(length=100), nullable=False),
         sa.Column("source", sa.String(length=20), nullable=False),
         sa.Column("reason", sa.String(length=40), nullable=False),
-        sa.Column(
-            "detail", sa.String(length=100), nullable=False, comment="a place and a code, or nothing"
-        ),
+        sa.Column("detail", sa.String(length=100), nullable=False, comment="a place and a code, or nothing"),
         sa.Column("size", sa.Integer(), nullable=False, comment="bytes"),
         sa.Column("digest", sa.String(length=64), nullable=False),
         sa.Column("kept", sa.Integer(), nullable=False, comment="bytes of its body in the vault, 0 for none"),
