@@ -6,14 +6,13 @@ What is left out is the queue: blocks are proposed in this process, one after th
 from __future__ import annotations
 
 import json
-import random
 import resource
 import sqlite3
+import tempfile
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -23,51 +22,14 @@ from sqlalchemy import select
 from remand import Context, Correction, Groups, Produced, Producer, Registry, run_local
 from remand_tasks.registry.reconcile import Reconciler
 from remand_tasks.registry.store import Registries, made_of
-from remand_tasks.registry.tables import entries
+from remand_tasks.registry.tables import entries, registries
+from remand_tasks.registry.tables import jobs as registry_jobs
 from remand_tasks.state.engine import Database
 from remand_tasks.state.migrate import upgrade
+from remand_tasks.state.tables import metadata
 
-from .sets import Labelled
-
-Matcher = Callable[[Sequence[str], Mapping[str, str]], list[list[str]]]
-"""Groups of entry ids, of the ids that a block shows, with gold clusters by id."""
-
-
-def perfect(ids: Sequence[str], gold: Mapping[str, str]) -> list[list[str]]:
-    """Groups as they are."""
-    groups: dict[str, list[str]] = defaultdict(list)
-    for name in ids:
-        groups[gold[name]].append(name)
-    return list(groups.values())
-
-
-def erring(seed: int, false: float = 0.01, missed: float = 0.05) -> Matcher:
-    """A matcher that calls a pair wrongly with these chances, always in the same way for the same pair.
-
-    As a proposal is disjoint groups, it settles contradictions of its own as a reader would who has all records before
-    him: groups are joined while most of the pairs between them were called the same.
-    """
-
-    def same(one: str, other: str, gold: Mapping[str, str]) -> bool:
-        chance = random.Random(f"{seed} {min(one, other)} {max(one, other)}").random()
-        return chance >= missed if gold[one] == gold[other] else chance < false
-
-    def match(ids: Sequence[str], gold: Mapping[str, str]) -> list[list[str]]:
-        ordered = sorted(ids)
-        called = {pair: same(*pair, gold) for pair in combinations(ordered, 2)}
-        groups = [[name] for name in ordered]
-        while True:
-            best: tuple[float, int, int] | None = None
-            for (i, left), (j, right) in combinations(enumerate(groups), 2):
-                votes = [called[min(a, b), max(a, b)] for a in left for b in right]
-                share = sum(votes) / len(votes)
-                if share > 0.5 and (best is None or share > best[0]):
-                    best = (share, i, j)
-            if best is None:
-                return groups
-            groups[best[1]] += groups.pop(best[2])
-
-    return match
+from .matchers import MATCHERS, Matcher
+from .sets import Labelled, load
 
 
 class Entry(BaseModel):
@@ -113,12 +75,22 @@ class Outcome:
     memory: int
     """MiB, the most that this process ever held."""
     again_calls: int
-    again_writes: int
+    """Calls of a further reconciliation of the same entries."""
+    again_writes: bool
+    """Whether that one changed the registry, or a look without a request anything at all."""
 
     @property
     def f1(self) -> float:
         """Harmonic mean of precision and recall over pairs."""
         return 2 * self.precision * self.recall / max(self.precision + self.recall, 1e-9)
+
+
+def measure(name: str, data: Path, matcher: str, seed: int, calls_for_thousand: int) -> Outcome:
+    """A set by its name through the product, with a matcher by its name, in a ledger that is thrown away."""
+    labelled = load(name, data)
+    with tempfile.TemporaryDirectory(prefix="remand-bench-") as folder:
+        budget = max(1, len(labelled.texts) * calls_for_thousand // 1_000)
+        return reconcile(labelled, MATCHERS[matcher](seed), Path(folder), budget)
 
 
 def reconcile(data: Labelled, matcher: Matcher, folder: Path, max_calls: int | None = None) -> Outcome:
@@ -157,12 +129,17 @@ def reconcile(data: Labelled, matcher: Matcher, folder: Path, max_calls: int | N
     jobs = store.jobs("bench")
     with database.read() as connection:
         found = dict(connection.execute(select(entries.c.id, entries.c.cluster)).tuples().all())
-    before = path.read_bytes() if path.stat().st_size < 1 << 28 else b""
-    changes = database_changes(path)
     calls = sum(job.calls for job in jobs)
+    with sqlite3.connect(path) as watcher:  # tells what others write, on one and the same connection
+        version = watcher.execute("PRAGMA data_version").fetchone()
+        reconciler.advance("bench")
+        writes = watcher.execute("PRAGMA data_version").fetchone() != version
+    watcher.close()
+    held = _held(database)
+    store.want("bench", 3.0)
     reconciler.advance("bench")
     again = sum(job.calls for job in store.jobs("bench")) - calls
-    writes = int(database_changes(path) != changes or (path.read_bytes() if before else b"") != before)
+    writes = writes or _held(database) != held
     database.dispose()
     precision, recall = _score(found, gold)
     return Outcome(
@@ -186,10 +163,12 @@ def _text(entry: Entry) -> str:
     return entry.text
 
 
-def database_changes(path: Path) -> int:
-    """SQLite's count of changes to the file."""
-    with sqlite3.connect(path) as connection:
-        return int(connection.execute("PRAGMA data_version").fetchone()[0])
+def _held(database: Database) -> list[Any]:
+    """All that the ledger holds, but for who asked and what was planned."""
+    kept = [table for table in metadata.sorted_tables if table not in (registries, registry_jobs)]
+    with database.read() as connection:
+        revision = connection.execute(select(registries.c.revision)).scalar_one()
+        return [revision, *(hash(tuple(map(tuple, connection.execute(select(table))))) for table in kept)]
 
 
 def _propose(path: Path, registry: Registry[Any], matching: _Matching) -> float:

@@ -26,7 +26,7 @@ from .routing import COORDINATE, RECONCILE, queue_of
 from .runtime import Runtime
 from .state.rows import Row, Step
 from .steps import Next, coordinate, produce, reconcile, validate
-from .token import BadToken, Token
+from .token import BadToken, Token, registry_of
 
 log = logging.getLogger("remand.tasks")
 
@@ -55,7 +55,7 @@ class CleanAMQP(AMQP):
     def as_task_v2(self, *args: Any, **kwargs: Any) -> Any:
         """The message of a task, its representations replaced."""
         message = super().as_task_v2(*args, **kwargs)
-        shown = self._shown(message.body[0])
+        shown = self._shown(message)
         message.headers["argsrepr"] = shown
         message.headers["kwargsrepr"] = "{}"
         if message.sent_event:
@@ -68,11 +68,12 @@ class CleanAMQP(AMQP):
         """What publishes every task message of this application, links of chains included."""
         return faults.sender(super().send_task_message)
 
-    def _shown(self, arguments: Any) -> str:
+    def _shown(self, message: Any) -> str:
+        arguments = message.body[0]
         try:
             token = Token.parse(arguments[0])
         except (BadToken, IndexError, TypeError, KeyError):
-            return "()"
+            return f"registry {arguments[0]}" if message.headers["task"] == NAMES["reconcile"] else "()"
         describe = type(self).describe
         return str(token) if describe is None else describe(token)
 
@@ -166,10 +167,11 @@ def register(app: Celery, runtime: Callable[[], Runtime], bind: Callable[[Token 
     @app.task(name=NAMES["reconcile"], **options)
     def _reconcile(self: Task, *arguments: Any) -> None:
         """What can be done for a registry now: read entries in, plan blocks, apply what was proposed."""
-        name = arguments[0] if len(arguments) == 1 else None
-        if not isinstance(name, str) or len(name) > 100:
+        try:
+            name = registry_of(arguments[0] if len(arguments) == 1 else None)
+        except BadToken:
             log.warning("refused a message for %s: it names no registry", NAMES["reconcile"])
-            raise Ignore()
+            raise Ignore() from None
         try:
             reconcile.run(runtime(), name)
         except Exception as error:

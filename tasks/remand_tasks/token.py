@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from remand.errors import RemandError
 
 _LONGEST = 200
+_LONGEST_NAME = 100
 # Fifteen digits: Lua inside Redis compares epochs as doubles, which are exact up to 2**53.
 _NUMBER = r"(0|[1-9][0-9]{0,14})"
 _TOKEN = re.compile(rf"([A-Za-z0-9_-]{{1,64}})/{_NUMBER}/{_NUMBER}/{_NUMBER}/{_NUMBER}")
@@ -60,6 +61,20 @@ class Token:
 
     def __str__(self) -> str:
         return f"{self.run}/{self.seq}/{self.stage}/{self.attempt}/{self.epoch}"
+
+
+def registry_of(text: object) -> str:
+    """The name of a registry, which is all that a message about one holds.
+
+    :raises BadToken: for anything that can name none.
+    """
+    if not isinstance(text, str):
+        raise BadToken("type")
+    if not 0 < len(text) <= _LONGEST_NAME:
+        raise BadToken("length")
+    if not text.isprintable() or not {" ", "/", "\\"}.isdisjoint(text):
+        raise BadToken("form")
+    return text
 
 
 def is_run(name: str) -> bool:

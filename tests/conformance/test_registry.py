@@ -188,17 +188,10 @@ def test_eight_workers_give_the_partition_that_one_gives(
         case = Case(stack.client, registry_model)
         # The same words for both: what is planned depends on the texts, and they name the case.
         case.word = "casewitheightorone"
-        wrong = random.Random(7)
-        errs = {(one, other): wrong.random() < 0.1 for one in range(20) for other in range(20)}
 
-        def erring(_: int, shown: Shown, errs: dict[tuple[int, int], bool] = errs) -> Any:
-            groups = truth(0, shown)["groups"]
-            number = [int(r["text"].split("gold")[1]) for r in shown]
-            swapped = [
-                group for group in groups
-                if not errs[int(next(n for n, r in zip(number, shown, strict=True) if r["id"] == group[0])), len(shown) % 20]
-            ]  # fmt: skip
-            return {"groups": swapped}
+        def erring(n: int, shown: Shown) -> Any:
+            groups = truth(n, shown)["groups"]
+            return {"groups": [g for g in groups if (int(_gold(shown, g)) + len(shown)) % 5]}
 
         case.answer(erring)
         case.put(many(case, 20, 4))

@@ -17,7 +17,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import pytest
 import redis
@@ -31,11 +31,12 @@ from remand_tasks.state.engine import Database
 from remand_tasks.state.migrate import upgrade
 from remand_tasks.state.vault import KeyRing
 
-_CHAOS = str(Path(__file__).resolve().parents[1] / "chaos")
-if _CHAOS not in sys.path:
-    sys.path.insert(0, _CHAOS)
+for _folder in (Path(__file__).resolve().parent, Path(__file__).resolve().parents[1] / "chaos"):
+    if str(_folder) not in sys.path:
+        sys.path.insert(0, str(_folder))
 
 from chaos_kit.services import Missing, Rabbit, Valkey, free_port, listens, new_folder, until  # noqa: E402
+from intake_kit import Command  # noqa: E402
 
 pytestmark = [pytest.mark.workers, pytest.mark.timeout(180)]
 
@@ -74,24 +75,9 @@ works = Registry("works", Work, version="1", key=title, text=title, proposer=not
 '''
 
 
-class Office(Protocol):
-    """Where another system leaves its messages."""
-
-    kind: str
-    url: str
-
-    def send(self, *bodies: bytes) -> None: ...
-
-    def waiting(self) -> int:
-        """Messages that are not acknowledged."""
-        ...
-
-    def restart(self) -> None: ...
-
-
 @dataclass
 class RedisOffice:
-    """A stream."""
+    """A stream on which another system leaves its messages."""
 
     valkey: Valkey
     kind = "redis"
@@ -151,6 +137,14 @@ class AmqpOffice:
         self.rabbit.server.start()
 
 
+class Done(NamedTuple):
+    """How a command ended, and what it wrote."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
 @dataclass
 class House:
     """A folder with a registry, a ledger and a vault, and `remand intake` as processes."""
@@ -160,22 +154,16 @@ class House:
     vault: Valkey
     environment: dict[str, str]
     database: Database
-    started: list[subprocess.Popen[str]] = field(default_factory=list)
+    started: list[Command] = field(default_factory=list)
 
-    def start(self, *arguments: str, **variables: str) -> subprocess.Popen[str]:
-        with (self.folder / f"log.{len(self.started)}").open("wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "remand_workers.cli", "intake", *arguments],
-                cwd=self.folder, env={**self.environment, **variables}, stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE, stderr=log, text=True,
-            )  # fmt: skip
-        self.started.append(process)
-        return process
+    def start(self, *arguments: str, **variables: str) -> Command:
+        environment = {**self.environment, **variables}
+        self.started.append(Command(["intake", *arguments], self.folder, environment, f"{len(self.started)}"))
+        return self.started[-1]
 
-    def remand(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        process = self.start(*arguments, **variables)
-        out, _ = process.communicate(timeout=90)
-        return subprocess.CompletedProcess(arguments, process.returncode, out, self.log(-1))
+    def remand(self, *arguments: str, **variables: str) -> Done:
+        command = self.start(*arguments, **variables)
+        return Done(command.wait(), command.stdout, command.stderr)
 
     def once(self, *arguments: str, **variables: str) -> dict[str, int]:
         """Take what waits. What became of it."""
@@ -185,10 +173,9 @@ class House:
         assert done.returncode == (3 if tally["dead"] or tally["later"] else 0)
         return tally
 
-    def log(self, number: int | None = None) -> str:
-        """What one process, or all of them, said to people."""
-        paths = [self.folder / f"log.{place}" for place in range(len(self.started))]
-        return "".join(path.read_text("utf-8", "replace") for path in (paths if number is None else [paths[number]]))
+    def log(self) -> str:
+        """What all processes said to people."""
+        return "".join(command.stderr for command in self.started)
 
     def dead(self) -> dict[str, Letter]:
         """Dead letters by reason."""
@@ -285,12 +272,8 @@ def built(servers: Callable[[str], Any], tmp_path: Path) -> Iterator[Callable[[s
 
     yield build
     for house in houses:
-        for process in house.started:
-            if process.poll() is None:
-                process.kill()
-            process.wait(30)
-            if process.stdout is not None:
-                process.stdout.close()
+        for command in house.started:
+            command.end()
         house.database.dispose()
         if isinstance(house.office, AmqpOffice):
             house.office.forget()
@@ -569,7 +552,8 @@ def test_a_message_that_ends_every_process_is_dead_in_the_end_and_its_neighbours
 def test_two_processes_take_each_message_once(house: House) -> None:
     house.office.send(*(body(f"m{number:03}", f"t{number % 40}") for number in range(200)), *[b"{"] * 3)
     both = [house.start("run", "--once", "--json", "--registry", "works:works") for _ in range(2)]
-    tallies = [json.loads(process.communicate(timeout=120)[0]) for process in both]
+    assert [command.wait() for command in both] in ([0, 3], [3, 0], [3, 3])
+    tallies = [json.loads(command.stdout) for command in both]
     assert sum(tally["taken"] for tally in tallies) == 200
     assert len(house.taken()) == 200
     assert house.wanted() == 200
@@ -675,8 +659,8 @@ def test_its_metrics_count_what_became_of_messages(house: House) -> None:
         line = f'remand_intake_messages_total{{result="{result}",source="{house.office.kind}"}} 1.0'
         until(lambda line=line: line in fetch(), line)
     assert MARKER not in fetch()
-    process.terminate()
-    process.wait(30)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0
 
 
 def test_a_stream_and_a_queue_are_read_at_once(amqp_house: House) -> None:

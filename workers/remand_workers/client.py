@@ -6,23 +6,27 @@ import json
 import secrets
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
+
+from pydantic import BaseModel
 
 from remand.errors import PipelineError, RemandError
 from remand.keys import key_of
 from remand.outcome import Outcome
 from remand.pipeline import Pipeline, load
 from remand_policy import RunStatus, digest
-from remand_tasks.registry.store import feed_from, register
+from remand_tasks.registry.reading import RegistryQueries
+from remand_tasks.registry.store import Put, Registries, feed_from, made_of, register
 from remand_tasks.state.attempts import Attempts
 from remand_tasks.state.engine import Database
 from remand_tasks.state.migrate import prepare
 from remand_tasks.state.queries import Progress, Queries
 from remand_tasks.state.submissions import NewItem, RunError, Submissions
 
+from . import registries
 from .app import connect
 from .settings import Settings
 
@@ -167,6 +171,7 @@ class Client:
         prepare(self.database, migrate=self.database.sqlite)
         self.queries = Queries(self.database)
         self.submissions = Submissions(self.database)
+        self.registries = RegistryQueries(self.database)
         self._redis = connect(self.settings)
         self._attempts = Attempts(self._redis)
 
@@ -250,6 +255,22 @@ class Client:
                 place = f"{target}#{feed.registry.name}"
                 register(self.database, connection, feed.registry, place, now)
                 feed_from(self.database, connection, feed.registry.name, run.id)
+
+    def put(self, registry: str, entries: Iterable[BaseModel | Mapping[str, Any]]) -> Put:
+        """Store entries in a registry, named as for `reconcile`. All or none of them: `BadEntry` names no value."""
+        code, row = registries.known(self.database, registry, self.now())
+        made = [made_of(code, each if isinstance(each, BaseModel) else code.parse(each)) for each in entries]
+        return Registries(self.database).put(row.name, made, self.now())
+
+    def reconcile(self, registry: str) -> registries.Reconciliation:
+        """Ask workers to look for duplicates in a registry, where anything in it is new.
+
+        It is named by its name, or by `module:registry` or `module:pipeline#name`, which also makes it known. Raises
+        `RegistryError` and `PipelineError`.
+        """
+        _, row = registries.known(self.database, registry, self.now())
+        asked = registries.request(self.database, row.name, self.now())
+        return registries.Reconciliation(self.database, row.name, asked)
 
     def feed(self, run: Run, inputs: Iterable[tuple[int, Any]], *, key: str | None = None) -> int:
         """Add (position, value) pairs to a run in batches. How many were new."""

@@ -3,8 +3,8 @@
 Celery's own consumer ends the whole worker over some shapes of messages (a task's name that is a list, a missing id),
 puts the message back, and so ends the next worker too. It also takes what Remand never sends: other tasks, compressed
 bodies that grow without bound, messages to be kept in memory until a far day, chains of anybody's tasks. Here only what
-`CelerySender` sends gets through: one of three tasks, one token, a chain of the same about the same token. Nothing of a
-message that is refused is logged. What cannot even be taken off the list (raw pushes without kombu's envelope) never
+`CelerySender` sends gets through: one of three tasks, one token, a chain of the same about the same token; or the one
+that looks after a registry, and its name. Nothing of a message that is refused is logged. What cannot even be taken off the list (raw pushes without kombu's envelope) never
 gets this far.
 """
 
@@ -19,13 +19,14 @@ from celery.worker.consumer import Consumer
 from kombu import compression
 
 from remand_tasks.celery_tasks import NAMES
-from remand_tasks.token import BadToken, Token
+from remand_tasks.token import BadToken, Token, registry_of
 
 log = logging.getLogger("remand.worker")
 
 MAX_BODY: Final = 1024 * 1024
 """Bytes of the longest body that is read; ours have about 500 for each step."""
 _TASKS: Final = frozenset(NAMES.values())
+_STEPS: Final = _TASKS - {NAMES["reconcile"]}
 _LONGEST_ID: Final = 200
 
 
@@ -84,16 +85,16 @@ def fault_of(message: Any) -> str | None:
         return "option"
     if headers.get("timelimit") not in (None, [None, None]) or headers.get("retries") not in (None, 0):
         return "option"
-    return _fault_of_body(message.body)
+    return _fault_of_body(message.body, registry=name == NAMES["reconcile"])
 
 
-def _fault_of_body(body: object) -> str | None:
+def _fault_of_body(body: object, *, registry: bool) -> str | None:
     if not isinstance(body, str | bytes) or len(body) > MAX_BODY:
         return "size"
     try:
         arguments, keywords, embedded = json.loads(body)
         (token,) = arguments
-        Token.parse(token)
+        _ = registry_of(token) if registry else Token.parse(token)
     except (ValueError, TypeError, RecursionError):
         return "body"
     except BadToken:
@@ -103,6 +104,8 @@ def _fault_of_body(body: object) -> str | None:
     if any(embedded.get(name) for name in embedded.keys() - {"chain"}):
         return "body"
     links = embedded.get("chain") or []
+    if registry and links:
+        return "chain"
     if not isinstance(links, list) or not all(_is_link(link, token) for link in links):
         return "chain"
     return None
@@ -112,7 +115,7 @@ def _is_link(link: object, token: str) -> bool:
     return (
         isinstance(link, dict)
         and isinstance(link.get("task"), str)
-        and link["task"] in _TASKS
+        and link["task"] in _STEPS
         and link.get("args") == [token]
         and not link.get("kwargs")
     )

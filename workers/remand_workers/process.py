@@ -50,8 +50,8 @@ def run_worker(
     2 where the vault's keys are not those of the other workers.
 
     `pipelines` are loaded before the first message, so that a broken one is refused at once (`PipelineError`).
-    With `attend`, its pulse looks after that run alone, or those that begin so (`beginning-*`); messages are served whichever run they are of. `ready` is
-    called once messages are taken.
+    With `attend`, its pulse looks after that run alone, or after those that begin so (`beginning-*`); messages are
+    served whichever run they are of. `ready` is called once messages are taken.
     """
     settings.require_services()
     configure = logs.setup_logging_receiver(settings)

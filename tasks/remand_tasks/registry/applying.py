@@ -135,26 +135,15 @@ def _applied(
         connection.execute(insert(edges), said)
     if closed.proposal is None:
         return Applied()
-    merged = gained = stale = 0
+    merged = gained = 0
     origin = Origin(MODEL, registry.fingerprint, run_id, seq, closed.attempt)
-    for group in closed.proposal.groups:
-        if any(local not in current for local in group):
-            stale += 1
-            continue
-        members = [current[local] for local in group]
-        now_in = dict(
-            connection.execute(
-                select(entries.c.id, entries.c.cluster).where(
-                    entries.c.registry == name, entries.c.id.in_(members)
-                )
-            )
-            .tuples()
-            .all()
-        )
-        together = list(dict.fromkeys(now_in[member] for member in members))
-        if len(together) < 2:
-            continue
-        known = Clusters(connection, registry, together)
+    groups = [group for group in closed.proposal.groups if all(local in current for local in group)]
+    stale = len(closed.proposal.groups) - len(groups)
+    known = Clusters(
+        connection, registry, (standing[current[local]][0] for group in groups for local in group)
+    )
+    for group in groups:
+        together = list(dict.fromkeys(known.owner[current[local]] for local in group))
         for made in join_supported(connection, known, together, origin, now):
             merged += 1
             gained += sum(gain(made.sizes[0], size) for size in made.sizes[1:])

@@ -13,18 +13,61 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, Final
 
-from sqlalchemy import Connection, and_, func, insert, select, update
+from sqlalchemy import Connection, bindparam, insert, select, update
 
 from remand.errors import BadEntry
 from remand.registry import Registry
 from remand_policy import Evidence
 
-from .store import RegistryError, bodies, chunks, lock, members_of
+from .store import RegistryError, bodies, chunks, lock
 from .tables import clusters, edges, entries, merges, registries, reviews
 
 PERSON, UNMERGE, EXACT, MODEL = "person", "unmerge", "exact", "model"
 DECISIVE: Final = (PERSON, UNMERGE)
 POSITIVE, NEGATIVE, UNSURE, FAILED = "positive", "negative", "unsure", "failed"
+
+# Made once: they are asked with every block, and to make one takes longer than to ask it.
+_NAME, _SOME = bindparam("of"), bindparam("some", expanding=True)
+_MEMBERS: Final = (
+    select(entries.c.id, entries.c.cluster, entries.c.version, entries.c.ordinal)
+    .where(entries.c.registry == _NAME, entries.c.cluster.in_(_SOME))
+    .order_by(entries.c.ordinal)
+)
+_STANDING: Final = select(clusters.c.id, clusters.c.version, clusters.c.receipt).where(
+    clusters.c.registry == _NAME, clusters.c.id.in_(_SOME)
+)
+_JUDGED: Final = (
+    select(
+        edges.c.one, edges.c.other, edges.c.one_version, edges.c.other_version,
+        edges.c.judgement, edges.c.source, edges.c.prior,
+    )
+    .where(edges.c.registry == _NAME, edges.c.one.in_(_SOME))
+    .order_by(edges.c.id)
+)  # fmt: skip
+_MOVE: Final = (
+    update(entries)
+    .where(entries.c.registry == _NAME, entries.c.cluster.in_(_SOME))
+    .values(cluster=bindparam("into"))
+)
+_REDIRECT: Final = (
+    update(clusters)
+    .where(clusters.c.registry == _NAME, clusters.c.id.in_(_SOME))
+    .values(merged_into=bindparam("into"), version=clusters.c.version + 1)
+)
+_WRITE: Final = (
+    update(clusters)
+    .where(
+        clusters.c.registry == _NAME,
+        clusters.c.id == bindparam("cluster"),
+        clusters.c.version == bindparam("before"),
+    )
+    .values(
+        version=bindparam("after"), size=bindparam("members"), receipt=bindparam("number"), merged_into=""
+    )
+)
+_REVISE: Final = (
+    update(registries).where(registries.c.name == _NAME).values(revision=registries.c.revision + 1)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,27 +91,80 @@ class Merged:
 
 
 class Clusters:
-    """Some clusters of a registry inside a transaction, with their members' records as entries, read when needed."""
+    """Some clusters of a registry inside a transaction that holds its lock: members, versions, judgements.
+
+    Records are read when a rule needs them.
+    """
 
     def __init__(self, connection: Connection, registry: Registry[Any], ids: Iterable[str]) -> None:
         self._connection = connection
         self.registry = registry
-        self.members = members_of(connection, registry.name, dict.fromkeys(ids))
+        self.members: dict[str, list[str]] = {}
+        self.versions: dict[str, int] = {}
+        self.receipts: dict[str, int] = {}
+        self.ordinals: dict[str, int] = {}
+        """Of each cluster that of its first entry."""
+        self.owner: dict[str, str] = {}
+        """The cluster of each member."""
         self._parsed: dict[str, Any] = {}
-        self._apart = apart(connection, registry.name, [m for some in self.members.values() for m in some])
+        self._apart: set[tuple[str, str]] = set()
+        self._judged: list[tuple[str, str, Evidence]] = []
+        self._has_rules = bool(registry.cannot_link or registry.compatible)
+        name = registry.name
+        entry_versions: dict[str, int] = {}
+        for some in chunks(dict.fromkeys(ids)):
+            of_some = {"of": name, "some": some}
+            for entry, cluster, version, ordinal in connection.execute(_MEMBERS, of_some):
+                self.members.setdefault(cluster, []).append(entry)
+                self.ordinals.setdefault(cluster, ordinal)
+                self.owner[entry] = cluster
+                entry_versions[entry] = version
+            for cluster, version, receipt in connection.execute(_STANDING, of_some):
+                self.versions[cluster], self.receipts[cluster] = version, receipt
+        for some in chunks(self.owner):
+            for one, other, one_version, other_version, judgement, source, prior in connection.execute(
+                _JUDGED, {"of": name, "some": some}
+            ):
+                if other not in self.owner:
+                    continue
+                if source in DECISIVE:  # what was said last of a pair counts
+                    (self._apart.add if judgement == NEGATIVE else self._apart.discard)((one, other))
+                elif (
+                    judgement in (POSITIVE, NEGATIVE)
+                    and one_version == entry_versions[one]
+                    and other_version == entry_versions[other]
+                ):
+                    self._judged.append((one, other, evidence_of(judgement, prior)))
 
     def forbidden(self, ids: Sequence[str]) -> str | None:
         """The rule that forbids making one cluster of these, `kept_apart` where a person or an unmerge does."""
-        owner = {member: cluster for cluster in ids for member in self.members[cluster]}
-        for one, other in self._apart:
-            if owner.get(one, one) != owner.get(other, one):
+        for pair in self._apart:
+            one, other = (self.owner[entry] for entry in pair)
+            if one != other and one in ids and other in ids:
                 return "kept_apart"
+        if not self._has_rules:
+            return None
         found = self.registry.forbidden([self._entries(cluster) for cluster in ids])
         return None if found is None else found.rule
 
-    def join(self, into: str, other: str) -> None:
-        """Count `other` to `into` from now on."""
-        self.members[into] += self.members.pop(other)
+    def evidence(self, ids: Sequence[str]) -> dict[tuple[str, str], Evidence]:
+        """What the model judged between clusters, by pairs in order. Judgements of what changed since do not count."""
+        wanted = set(ids)
+        found: dict[tuple[str, str], Evidence] = {}
+        for left, right, weight in self._judged:
+            one, other = self.owner[left], self.owner[right]
+            if one != other and one in wanted and other in wanted:
+                key = (min(one, other), max(one, other))
+                found[key] = found[key] + weight if key in found else weight
+        return found
+
+    def join(self, into: str, others: Sequence[str], version: int, receipt: int) -> None:
+        """Count `others` to `into` from now on."""
+        for other in others:
+            for member in self.members[other]:
+                self.owner[member] = into
+            self.members[into] += self.members.pop(other)
+        self.versions[into], self.receipts[into] = version, receipt
 
     def _entries(self, cluster: str) -> list[Any]:
         missing = [member for member in self.members[cluster] if member not in self._parsed]
@@ -76,61 +172,6 @@ class Clusters:
             for member, body in bodies(self._connection, self.registry.name, missing).items():
                 self._parsed[member] = self.registry.parse(body)
         return [self._parsed[member] for member in self.members[cluster]]
-
-
-def apart(connection: Connection, name: str, members: Sequence[str] | None = None) -> set[tuple[str, str]]:
-    """Pairs of entries that a person or an undone merge keeps apart; with `members`, those that touch them.
-
-    What a person said last of a pair counts.
-    """
-    statement = select(edges.c.one, edges.c.other, edges.c.judgement).where(
-        edges.c.registry == name, edges.c.source.in_(DECISIVE)
-    )
-    found: dict[tuple[str, str], str] = {}
-    if members is None:
-        rows = connection.execute(statement.order_by(edges.c.id)).all()
-    else:
-        rows = [
-            row
-            for some in chunks(members)
-            for row in connection.execute(statement.where(edges.c.one.in_(some)).order_by(edges.c.id))
-        ]
-    for one, other, judgement in rows:
-        found[one, other] = judgement
-    return {pair for pair, judgement in found.items() if judgement == NEGATIVE}
-
-
-def evidence_between(
-    connection: Connection, name: str, members: Mapping[str, Sequence[str]]
-) -> dict[tuple[str, str], Evidence]:
-    """What was judged between clusters, given with their members, by pairs of canonical ids in order.
-
-    Judgements of entries that changed since do not count.
-    """
-    owner = {member: cluster for cluster, some in members.items() for member in some}
-    one, other = entries.alias("one_entry"), entries.alias("other_entry")
-    found: dict[tuple[str, str], Evidence] = {}
-    for some in chunks(owner):
-        statement = (
-            select(edges.c.one, edges.c.other, edges.c.judgement, edges.c.prior)
-            .join_from(edges, one, and_(one.c.registry == edges.c.registry, one.c.id == edges.c.one))
-            .join(other, and_(other.c.registry == edges.c.registry, other.c.id == edges.c.other))
-            .where(
-                edges.c.registry == name,
-                edges.c.one.in_(some),
-                edges.c.source == MODEL,
-                edges.c.judgement.in_((POSITIVE, NEGATIVE)),
-                edges.c.one_version == one.c.version,
-                edges.c.other_version == other.c.version,
-            )
-        )
-        for left, right, judgement, prior in connection.execute(statement):
-            pair = owner[left], owner.get(right, owner[left])
-            if pair[0] == pair[1]:
-                continue
-            key = (min(pair), max(pair))
-            found[key] = found.get(key, Evidence(prior=0.0)) + evidence_of(judgement, prior)
-    return found
 
 
 def evidence_of(judgement: str, prior: float | None) -> Evidence:
@@ -174,10 +215,9 @@ def join_supported(
     connection: Connection, known: Clusters, group: Sequence[str], origin: Origin, now: float
 ) -> list[Merged]:
     """Join clusters of `group` as far as what was judged between them supports it, the surest first."""
-    members = {cluster: known.members[cluster] for cluster in group}
-    evidence = evidence_between(connection, known.registry.name, members)
+    evidence = known.evidence(group)
     parts: dict[str, list[str]] = {cluster: [cluster] for cluster in group}
-    size = {cluster: len(some) for cluster, some in members.items()}
+    size = {cluster: len(known.members[cluster]) for cluster in group}
     refused: set[tuple[str, str]] = set()
     while True:
         supported = sorted(
@@ -230,44 +270,26 @@ def join_allowed(
 def merge(connection: Connection, known: Clusters, part: Sequence[str], origin: Origin, now: float) -> Merged:
     """Make one cluster of several, under the id of the one whose first entry came first. Leaves a receipt."""
     name = known.registry.name
-    rows = {row.id: row for row in connection.execute(_rows(name, part))}
-    first = dict(
-        connection.execute(
-            select(entries.c.cluster, func.min(entries.c.ordinal))
-            .where(entries.c.registry == name, entries.c.cluster.in_(part))
-            .group_by(entries.c.cluster)
-        )
-        .tuples()
-        .all()
-    )
-    ordered = sorted(part, key=lambda cluster: first[cluster])
-    survivor, others = ordered[0], ordered[1:]
+    survivor, *others = sorted(part, key=lambda cluster: known.ordinals[cluster])
     before = {
         cluster: {
             "members": list(known.members[cluster]),
-            "version": rows[cluster].version,
-            "receipt": rows[cluster].receipt,
+            "version": known.versions[cluster],
+            "receipt": known.receipts[cluster],
         }
-        for cluster in ordered
+        for cluster in (survivor, *others)
     }
-    sizes = tuple(len(known.members[cluster]) for cluster in ordered)
-    for other in others:
-        known.join(survivor, other)
-    version = rows[survivor].version + 1
-    after = {survivor: {"members": list(known.members[survivor]), "version": version}}
+    sizes = tuple(len(known.members[cluster]) for cluster in (survivor, *others))
+    version = known.versions[survivor] + 1
+    members = [member for cluster in (survivor, *others) for member in known.members[cluster]]
+    after = {survivor: {"members": members, "version": version}}
     number = _receipt(connection, name, "merge", survivor, before, after, origin, now)
-    connection.execute(
-        update(entries)
-        .where(entries.c.registry == name, entries.c.cluster.in_(others))
-        .values(cluster=survivor)
-    )
-    connection.execute(
-        update(clusters)
-        .where(clusters.c.registry == name, clusters.c.id.in_(others))
-        .values(merged_into=survivor, version=clusters.c.version + 1)
-    )
-    _write(connection, name, survivor, version, len(known.members[survivor]), number)
-    _revise(connection, name)
+    redirected = {"of": name, "some": others, "into": survivor}
+    connection.execute(_MOVE, redirected)
+    connection.execute(_REDIRECT, redirected)
+    _write(connection, name, survivor, version, len(members), number)
+    connection.execute(_REVISE, {"of": name})
+    known.join(survivor, others, version, number)
     return Merged(number, survivor, sizes)
 
 
@@ -278,18 +300,18 @@ def _rows(name: str, ids: Sequence[str]) -> Any:
 def _write(connection: Connection, name: str, cluster: str, version: int, size: int, receipt: int) -> None:
     """Compare and set a cluster that stands: `version` is the one after that which it has."""
     done = connection.execute(
-        update(clusters)
-        .where(clusters.c.registry == name, clusters.c.id == cluster, clusters.c.version == version - 1)
-        .values(version=version, size=size, receipt=receipt, merged_into="")
+        _WRITE,
+        {
+            "of": name,
+            "cluster": cluster,
+            "before": version - 1,
+            "after": version,
+            "members": size,
+            "number": receipt,
+        },
     )
     if done.rowcount != 1:
         raise RegistryError(f"cluster {cluster!r} was changed meanwhile; try again")
-
-
-def _revise(connection: Connection, name: str) -> None:
-    connection.execute(
-        update(registries).where(registries.c.name == name).values(revision=registries.c.revision + 1)
-    )
 
 
 def _receipt(
@@ -375,7 +397,7 @@ def unmerge(connection: Connection, name: str, number: int, fingerprint: str, no
         Origin(PERSON, fingerprint), now,
     )  # fmt: skip
     connection.execute(update(merges).where(merges.c.id == number).values(undone_by=undone))
-    _revise(connection, name)
+    connection.execute(_REVISE, {"of": name})
     return undone
 
 
@@ -474,5 +496,5 @@ def settle(
         .where(reviews.c.id == number)
         .values(state="accepted" if accept else "refused", settled_at=now)
     )
-    _revise(connection, name)
+    connection.execute(_REVISE, {"of": name})
     return merged

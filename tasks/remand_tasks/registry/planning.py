@@ -8,10 +8,10 @@ any worker plans the same.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from itertools import product
+from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,18 +39,55 @@ _RULES_AT_ONCE: Final = 200_000
 
 
 @dataclass(frozen=True, slots=True)
+class Between:
+    """What was judged between pairs of clusters, the lower first, each pair once, in their order.
+
+    Of each pair how many judgements said the same, how many different, and the best chance that blocking gave.
+    """
+
+    low: Rows
+    high: Rows
+    positive: Rows
+    negative: Rows
+    prior: Scores
+
+    @classmethod
+    def of(
+        cls, one: Rows, other: Rows, positive: NDArray[np.bool_], negative: NDArray[np.bool_], prior: Scores
+    ) -> Self:
+        """Judgements added up by pairs of clusters."""
+        low, high = np.minimum(one, other), np.maximum(one, other)
+        order = np.lexsort((high, low))
+        low, high = low[order], high[order]
+        first = np.flatnonzero(_changes(low) | _changes(high))
+        sums = [np.add.reduceat(each[order].astype(np.int64), first) for each in (positive, negative)]
+        return cls(low[first], high[first], *sums, np.maximum.reduceat(prior[order], first))
+
+    def evidence(self, place: int) -> Evidence:
+        """The judgements of one pair."""
+        return Evidence(int(self.positive[place]), int(self.negative[place]), float(self.prior[place]))
+
+
+def _nothing() -> Rows:
+    return np.empty(0, np.int64)
+
+
+NOTHING: Final = Between(_nothing(), _nothing(), _nothing(), _nothing(), np.empty(0, np.float64))
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """What is known of a registry: rows in the order in which entries came, clusters numbered from 0.
 
-    `evidence` and `apart` are about pairs of clusters, the lower first; `judged` holds `one * rows + other` of judged
+    `between` and `apart` are about pairs of clusters, the lower first; `judged` holds `one * rows + other` of judged
     pairs of rows, sorted. `rates` says of each bin of scores how many planned pairs were the same, out of how many.
     """
 
     ids: Sequence[str]
     cluster: Rows
     fresh: NDArray[np.bool_]
-    evidence: Mapping[tuple[int, int], Evidence] = field(default_factory=dict)
-    judged: Rows = field(default_factory=lambda: np.empty(0, np.int64))
+    between: Between = NOTHING
+    judged: Rows = field(default_factory=_nothing)
     rates: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     apart: frozenset[tuple[int, int]] = frozenset()
 
@@ -74,9 +111,9 @@ def gain(left: int, right: int) -> int:
     return min(_LARGEST_GAIN, left, right)
 
 
-def bin_of(score: float) -> int:
-    """The bin of scores in which rates are kept: half powers of two."""
-    return int(-2 * math.log2(max(score, 1e-9)))
+def bins_of(score: Scores) -> Rows:
+    """The bins of scores in which rates are kept: half powers of two."""
+    return (-2 * np.log2(np.maximum(score, 1e-9))).astype(np.int64)
 
 
 def plan(
@@ -148,12 +185,10 @@ def _open_pairs(snapshot: Snapshot, candidates: Candidates, forbids: _Cached) ->
     count = max(snapshot.clusters, 1)
     one, other = snapshot.cluster[candidates.left], snapshot.cluster[candidates.right]
     key = np.minimum(one, other) * count + np.maximum(one, other)
-    judged = np.fromiter((low * count + high for low, high in snapshot.evidence), np.int64)
-    kept = np.flatnonzero((one != other) & ~np.isin(key, judged))
+    judged = snapshot.between.low * count + snapshot.between.high
+    kept = np.flatnonzero((one != other) & ~_among(key, judged))
     order = kept[np.lexsort((-candidates.score[kept], key[kept]))]
-    first = np.ones(len(order), dtype=bool)
-    first[1:] = key[order][1:] != key[order][:-1]
-    order = order[first]
+    order = order[_changes(key[order])]
     if forbids.any and len(order) <= _RULES_AT_ONCE:
         pairs = zip(one[order].tolist(), other[order].tolist(), strict=True)
         order = order[np.fromiter((not forbids(*pair) for pair in pairs), bool, len(order))]
@@ -177,7 +212,7 @@ def _chances(snapshot: Snapshot, candidates: Candidates, open_: Candidates) -> t
         * (alike / np.maximum(best_open[one], best_open[other])) ** 1.5
         * (alike / np.maximum(best[one], best[other])) ** 1.5
     )
-    bins = (-2 * np.log2(np.maximum(score, 1e-9))).astype(np.int64)
+    bins = bins_of(score)
     most = int(bins.max()) + 1 if len(bins) else 1
     same, planned = np.zeros(most), np.zeros(most)
     for place, (positive, number) in snapshot.rates.items():
@@ -188,32 +223,46 @@ def _chances(snapshot: Snapshot, candidates: Candidates, open_: Candidates) -> t
 
 def _contested(snapshot: Snapshot, forbids: _Cached) -> list[Pair]:
     """Further pairs between clusters whose judgements did not settle it."""
-    members: dict[int, list[int]] = {}
-    open_ = [
-        (pair, evidence)
-        for pair, evidence in sorted(snapshot.evidence.items())
-        if evidence.judged < _MOST_JUDGED and evidence.chance > _CONTESTED and not forbids(*pair)
-    ]
-    if not open_:
+    between = snapshot.between
+    # Without a judgement for it the chance is at most what it was before.
+    unsettled = (between.positive > 0) | (between.prior > _CONTESTED)
+    few = between.positive + between.negative < _MOST_JUDGED
+    places = np.flatnonzero(unsettled & few).tolist()
+    if not places:
         return []
-    wanted = {cluster for pair, _ in open_ for cluster in pair}
-    for row, cluster in enumerate(snapshot.cluster.tolist()):
-        if cluster in wanted:
-            members.setdefault(cluster, []).append(row)
+    order = np.argsort(snapshot.cluster, kind="stable")
+    starts = np.searchsorted(snapshot.cluster[order], np.arange(snapshot.clusters + 1))
     pairs: list[Pair] = []
-    for (one, other), evidence in open_:
-        worth = evidence.chance * _CONTESTED_WEIGHT * gain(len(members[one]), len(members[other]))
-        cross = [
-            (min(left, right), max(left, right))
-            for left in members[one][:_MEMBERS_ASKED]
-            for right in members[other][:_MEMBERS_ASKED]
+    for place in places:
+        one, other = int(between.low[place]), int(between.high[place])
+        chance = between.evidence(place).chance
+        if chance <= _CONTESTED or forbids(one, other):
+            continue
+        left, right = (order[starts[each] : starts[each + 1]] for each in (one, other))
+        worth = chance * _CONTESTED_WEIGHT * gain(len(left), len(right))
+        asked = [
+            (min(pair), max(pair))
+            for pair in product(left[:_MEMBERS_ASKED].tolist(), right[:_MEMBERS_ASKED].tolist())
         ]
-        keys = np.array([low * len(snapshot.ids) + high for low, high in cross], dtype=np.int64)
-        new = ~np.isin(keys, snapshot.judged)
-        pairs += [(*pair, worth) for pair, is_new in zip(cross, new.tolist(), strict=True) if is_new][
-            :_CROSS_PAIRS
-        ]
+        keys = np.array([low * len(snapshot.ids) + high for low, high in asked], dtype=np.int64)
+        new = np.flatnonzero(~_among(keys, snapshot.judged))[:_CROSS_PAIRS]
+        pairs += [(*asked[each], worth) for each in new.tolist()]
     return pairs
+
+
+def _changes(values: NDArray[Any]) -> NDArray[np.bool_]:
+    """Where a value differs from the one before it. The first one does."""
+    changes = np.ones(len(values), dtype=bool)
+    changes[1:] = values[1:] != values[:-1]
+    return changes
+
+
+def _among(values: Rows, found: Rows) -> NDArray[np.bool_]:
+    """Which of `values` are among those of `found`, which are in order."""
+    if not len(found):
+        return np.zeros(len(values), dtype=bool)
+    place = np.minimum(np.searchsorted(found, values), len(found) - 1)
+    return np.asarray(found[place] == values)
 
 
 def _hints(

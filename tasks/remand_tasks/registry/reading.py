@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, and_, case, func, or_, select, text
+from sqlalchemy import Connection, and_, case, func, or_, select
 
 from remand_policy import Status
 

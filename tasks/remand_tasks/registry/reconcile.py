@@ -52,6 +52,7 @@ from .store import (
     job,
     lock,
     made_of,
+    note_words,
     put,
 )
 from .tables import entries, feeds, jobs, keys, registries
@@ -86,6 +87,8 @@ class Reconciler:
     lease: float = 120.0
     """Seconds after which a planner that said nothing is thought dead."""
     _indexes: dict[str, Index] = field(default_factory=dict)
+    _last: View | None = None
+    """What the last round was planned from: the next one has little to read anew."""
 
     def advance(self, name: str) -> bool:
         """Do what can be done for a registry now. Whether a round of blocks was begun."""
@@ -118,7 +121,10 @@ class Reconciler:
                 return False
 
     def _owed(self, name: str) -> bool:
-        return bool(Registries(self.database).owed(name))
+        """Whether there is a run to read in that this process can read."""
+        queries = Queries(self.database)
+        owed = (queries.run(run_id) for run_id, _ in Registries(self.database).owed(name))
+        return any(run is not None and self.pipeline_of(run) is not None for run in owed)
 
     # ------------------------------------------------------------------------------------------------- planning
 
@@ -163,7 +169,7 @@ class Reconciler:
                 self._feed(registry, claim, caps)
             merged = self._join_exact(registry, claim, current, caps)
             self._renew(registry.name, claim)
-            view = View.read(self.database, registry, current.id)
+            view = self._last = View.read(self.database, registry, current.id, self._last)
             first = current.round == 0
             fresh = int(view.snapshot.fresh.sum())
             budget = current.budget or _budget(registry, fresh)
@@ -391,11 +397,13 @@ class Reconciler:
             caps["entries_without_tokens"] = vectors.empty
         fresh, cluster = view.snapshot.fresh, view.snapshot.cluster
         # Rules may forbid half of what is near, so that more is asked for.
-        found = vectors.nearest(2 * k)
-        if registry.embed is not None:
-            found = found + nearest_by_embedding(
-                registry.embed([registry.compared(e) for e in view.entries()]), k
-            )
+        if k not in view.nearest:
+            view.nearest[k] = vectors.nearest(2 * k)
+            if registry.embed is not None:
+                view.nearest[k] += nearest_by_embedding(
+                    registry.embed([registry.compared(e) for e in view.entries()]), k
+                )
+        found = view.nearest[k]
         found = found.where(fresh[found.left] | fresh[found.right])
         if view.snapshot.clusters < len(view.snapshot.ids):
             first = np.full(view.snapshot.clusters, len(cluster), dtype=np.int64)
@@ -548,9 +556,10 @@ class Reconciler:
                 .where(registries.c.name == name)
                 .values(job="", served=max(found.served, current.request), claimed_until=0.0, due_at=now)
             )
-        for code, count in sorted(caps.items()):
-            log.warning("registry %s: %s (%s)", name, code.replace("_", " "), count)
+        for words in note_words(caps):
+            log.warning("registry %s: %s", name, words)
         log.info("registry %s was reconciled: %s merges, %s calls", name, after["merged"], current.calls)
+        self._last = None
         point("reconcile.ended")
 
     # ----------------------------------------------------------------------------------------------- applying

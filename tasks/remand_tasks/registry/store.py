@@ -39,6 +39,14 @@ MOST_SHARED_KEY = 1_000
 """An exact key of more entries than this is taken for a placeholder, not for a name."""
 _AT_ONCE = 500
 """Values in one IN list."""
+_FACTS = {"budget_spent": "the budget of calls was spent, so that less likely pairs were not asked about"}
+_NOTES = {
+    "entries_left_for_next_time": "entries were in blocks that failed and are left for the next time",
+    "entries_without_tokens": "entries have no text to compare by",
+    "exact_keys_too_common": "exact keys are those of too many entries and were taken for placeholders",
+    "runs_not_served": "runs were not read in, because their pipeline is not here as it was",
+    "tokens_too_common": "words or trigrams are too common to compare by",
+}
 
 
 class RegistryError(RemandError):
@@ -416,6 +424,14 @@ def job(connection: Connection, job_id: str) -> Job | None:
     """The job with this id."""
     found = connection.execute(select(*_JOB_COLUMNS).where(jobs.c.id == job_id)).mappings().first()
     return None if found is None else Job(**found)
+
+
+def note_words(noted: Mapping[str, int]) -> list[str]:
+    """Caps that were hit and what was left out, in words."""
+    return [
+        f"{count:,} {_NOTES[code]}" if code in _NOTES else _FACTS.get(code, code.replace("_", " "))
+        for code, count in sorted(noted.items())
+    ]
 
 
 def notes(of: Job) -> Mapping[str, int]:

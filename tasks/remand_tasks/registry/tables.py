@@ -160,7 +160,7 @@ edges = Table(
     Column("seq", Integer, nullable=False),
     Column("at", Float, nullable=False),
     Index("ix_registry_edges_one", "registry", "one"),
-    Index("ix_registry_edges_other", "registry", "other"),
+    Index("ix_registry_edges_registry", "registry", "id"),
 )
 
 merges = Table(

@@ -7,18 +7,18 @@ import json
 import random
 from collections.abc import Sequence
 from itertools import combinations
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
-from sqlalchemy import select
+from numpy.typing import NDArray
+from sqlalchemy import Connection, select
 
 from remand.registry import Registry
-from remand_policy import Evidence
 
 from ..state.engine import Database
-from .candidates import Rows, Vectors
-from .joining import FAILED, MODEL, NEGATIVE, POSITIVE, apart, evidence_of
-from .planning import Planned, Snapshot, bin_of
+from .candidates import Candidates, Rows, Vectors
+from .joining import DECISIVE, FAILED, MODEL, NEGATIVE, POSITIVE
+from .planning import Between, Planned, Snapshot, bins_of
 from .store import Job, bodies
 from .tables import edges, entries
 
@@ -33,20 +33,26 @@ class View:
         snapshot: Snapshot,
         versions: list[int],
         names: list[str],
+        judgements: Judgements,
     ) -> None:
         self.snapshot = snapshot
         self.versions = versions
         self.vectors: Vectors | None = None
+        self.nearest: dict[int, Candidates] = {}
         self._database = database
         self._registry = registry
         self._names = names
+        self._judgements = judgements
         self._bodies: dict[str, str] = {}
         self._parsed: dict[int, Any] = {}
-        self._rows: dict[int, list[int]] | None = None
+        self._forbidden: dict[tuple[tuple[int, ...], tuple[int, ...]], bool] = {}
+        self._rows: dict[int, tuple[int, ...]] | None = None
 
     @classmethod
-    def read(cls, database: Database, registry: Registry[Any], job_id: str) -> View:
-        """The registry as it is now, without records."""
+    def read(
+        cls, database: Database, registry: Registry[Any], job_id: str, last: View | None = None
+    ) -> View:
+        """The registry as it is now, without records. What `last` has read of the same job is not read again."""
         name = registry.name
         with database.read() as connection:
             found = connection.execute(
@@ -59,34 +65,17 @@ class View:
             number: dict[str, int] = {}
             cluster = np.array([number.setdefault(row.cluster, len(number)) for row in found], dtype=np.int64)
             fresh = np.array([bool(row.fresh) for row in found], dtype=bool)
-            judged = _Judged(ids, versions, cluster)
-            statement = select(
-                edges.c.one, edges.c.other, edges.c.one_version, edges.c.other_version,
-                edges.c.judgement, edges.c.prior, edges.c.score, edges.c.run_id,
-            ).where(edges.c.registry == name, edges.c.source == MODEL)  # fmt: skip
+            judgements = last._judgements if last is not None else Judgements(job_id)
+            if judgements.job_id != job_id:
+                judgements = Judgements(job_id)
             if fresh.any():
-                for edge_row in connection.execution_options(yield_per=10_000).execute(statement):
-                    judged.take(*edge_row, of_this_job=edge_row.run_id.startswith(f"registry-{job_id}-"))
-            kept_apart = apart(connection, name)
-        row_of = judged.row_of
-        snapshot = Snapshot(
-            ids=ids,
-            cluster=cluster,
-            fresh=fresh,
-            evidence=judged.evidence,
-            judged=np.unique(np.array(judged.keys, dtype=np.int64)),
-            rates=judged.rates,
-            apart=frozenset(
-                (min(pair), max(pair))
-                for pair in (
-                    (int(cluster[row_of[one]]), int(cluster[row_of[other]]))
-                    for one, other in kept_apart
-                    if one in row_of and other in row_of
-                )
-                if pair[0] != pair[1]
-            ),
-        )
-        return cls(database, registry, snapshot, versions, list(number))
+                judgements.read(connection, name, ids)
+        snapshot = judgements.snapshot(ids, versions, cluster, fresh)
+        view = cls(database, registry, snapshot, versions, list(number), judgements)
+        if last is not None and last.versions == versions and last.snapshot.ids == ids:
+            view.vectors, view.nearest, view._forbidden = last.vectors, last.nearest, last._forbidden
+            view._bodies, view._parsed = last._bodies, last._parsed
+        return view
 
     def entries(self) -> list[Any]:
         """Every entry, in order of rows."""
@@ -109,18 +98,22 @@ class View:
                 bodies(connection, self._registry.name, [i for i in ids if i not in self._bodies])
             )
 
-    def rows_of(self, cluster: int) -> list[int]:
+    def rows_of(self, cluster: int) -> tuple[int, ...]:
         """The rows of a cluster."""
         if self._rows is None:
-            self._rows = {}
+            rows: dict[int, list[int]] = {}
             for row, found in enumerate(self.snapshot.cluster.tolist()):
-                self._rows.setdefault(found, []).append(row)
+                rows.setdefault(found, []).append(row)
+            self._rows = {found: tuple(some) for found, some in rows.items()}
         return self._rows[cluster]
 
     def forbidden(self, one: int, other: int) -> bool:
         """Whether a rule keeps two clusters apart."""
-        groups = [[self.entry(row) for row in self.rows_of(cluster)] for cluster in (one, other)]
-        return self._registry.forbidden(groups) is not None
+        key = self.rows_of(one), self.rows_of(other)
+        if key not in self._forbidden:
+            groups = [[self.entry(row) for row in rows] for rows in key]
+            self._forbidden[key] = self._registry.forbidden(groups) is not None
+        return self._forbidden[key]
 
     def block(self, registry: Registry[Any], current: Job, planned: Planned) -> dict[str, Any]:
         """A block as the input of an item: records in an order of its own under local ids."""
@@ -169,43 +162,80 @@ class View:
         }
 
 
-class _Judged:
-    """Judgements of the model added up: evidence between clusters, judged pairs, and rates by score."""
+_CODES: Final = {POSITIVE: 1, NEGATIVE: -1}
+_EDGE: Final = np.dtype(
+    [
+        ("one", np.int64),
+        ("other", np.int64),
+        ("one_version", np.int64),
+        ("other_version", np.int64),
+        ("said", np.int8),
+        ("prior", np.float64),
+        ("score", np.float64),
+    ]
+)
 
-    def __init__(self, ids: Sequence[str], versions: Sequence[int], cluster: Rows) -> None:
-        self.row_of = {name: row for row, name in enumerate(ids)}
-        self._versions = versions
-        self._cluster = cluster.tolist()
-        self._count = len(ids)
-        self.keys: list[int] = []
-        self.evidence: dict[tuple[int, int], Evidence] = {}
-        self.rates: dict[int, tuple[int, int]] = {}
 
-    def take(
-        self,
-        one: str,
-        other: str,
-        one_version: int,
-        other_version: int,
-        judgement: str,
-        prior: float | None,
-        score: float | None,
-        _run_id: str,
-        *,
-        of_this_job: bool,
-    ) -> None:
-        left, right = self.row_of[one], self.row_of[other]
-        if score is not None and judgement in (POSITIVE, NEGATIVE):
-            same, number = self.rates.get(bin_of(score), (0, 0))
-            self.rates[bin_of(score)] = (same + (judgement == POSITIVE), number + 1)
-        if self._versions[left] != one_version or self._versions[right] != other_version:
-            return
-        if judgement == FAILED and not of_this_job:
-            return
-        self.keys.append(min(left, right) * self._count + max(left, right))
-        between = self._cluster[left], self._cluster[right]
-        if between[0] != between[1]:
-            key = (min(between), max(between))
-            weight = evidence_of(judgement, prior)
-            known = self.evidence.get(key)
-            self.evidence[key] = weight if known is None else known + weight
+class Judgements:
+    """What was judged in a registry, by rows, as far as it was read for one job. Judgements are only ever added to."""
+
+    def __init__(self, job_id: str) -> None:
+        self.job_id = job_id
+        self._last = 0
+        self._edges: NDArray[Any] = np.empty(0, _EDGE)
+        self._decided: dict[tuple[int, int], str] = {}
+
+    def read(self, connection: Connection, name: str, ids: Sequence[str]) -> None:
+        """Read what was added since the last time. Rows of `ids` stay the same when entries are added."""
+        row_of = {entry: row for row, entry in enumerate(ids)}
+        found = connection.execution_options(yield_per=10_000).execute(
+            select(
+                edges.c.id, edges.c.one, edges.c.other, edges.c.one_version, edges.c.other_version,
+                edges.c.judgement, edges.c.prior, edges.c.score, edges.c.source, edges.c.run_id,
+            )
+            .where(edges.c.registry == name, edges.c.id > self._last)
+            .order_by(edges.c.id)
+        )  # fmt: skip
+        of_this_job = f"registry-{self.job_id}-"
+        for part in found.partitions():
+            self._last = part[-1].id
+            rows = []
+            for _, one, other, one_version, other_version, said, prior, score, source, run_id in part:
+                pair = row_of[one], row_of[other]
+                if source in DECISIVE:
+                    self._decided[pair] = said
+                elif source == MODEL and (said != FAILED or run_id.startswith(of_this_job)):
+                    rows.append(
+                        (*pair, one_version, other_version, _CODES.get(said, 0), prior or 0.0, score or 0.0)
+                    )
+            self._edges = np.concatenate([self._edges, np.array(rows, _EDGE)])
+
+    def snapshot(
+        self, ids: Sequence[str], versions: Sequence[int], cluster: Rows, fresh: NDArray[np.bool_]
+    ) -> Snapshot:
+        """What these judgements say of a partition. Those of entries that changed since count for rates alone."""
+        planned = self._edges[(self._edges["score"] > 0) & (self._edges["said"] != 0)]
+        bins = bins_of(planned["score"])
+        number, same = np.bincount(bins), np.bincount(bins, planned["said"] > 0)
+        now = np.array(versions, dtype=np.int64)
+        one, other = self._edges["one"], self._edges["other"]
+        stands = (now[one] == self._edges["one_version"]) & (now[other] == self._edges["other_version"])
+        standing = self._edges[stands]
+        one, other = standing["one"], standing["other"]
+        across = cluster[one] != cluster[other]
+        said = standing["said"][across]
+        apart = ((int(cluster[left]), int(cluster[right])) for left, right in self._apart())
+        return Snapshot(
+            ids=ids,
+            cluster=cluster,
+            fresh=fresh,
+            between=Between.of(
+                cluster[one[across]], cluster[other[across]], said > 0, said < 0, standing["prior"][across]
+            ),
+            judged=np.unique(np.minimum(one, other) * len(ids) + np.maximum(one, other)),
+            rates={each: (int(same[each]), int(number[each])) for each in np.flatnonzero(number).tolist()},
+            apart=frozenset((min(pair), max(pair)) for pair in apart if pair[0] != pair[1]),
+        )
+
+    def _apart(self) -> list[tuple[int, int]]:
+        return [pair for pair, said in self._decided.items() if said == NEGATIVE]

@@ -235,6 +235,11 @@ def run_of(mapping: RowMapping, prefix: str = "") -> RunInfo:
     return RunInfo(**{f.name: mapping[prefix + f.name] for f in fields(RunInfo)})
 
 
+def _beginning(only: str | None) -> str | None:
+    """What the ids of runs begin with that `beginning-*` names."""
+    return only[:-1] if only is not None and only.endswith("-*") else None
+
+
 @dataclass(slots=True)
 class Ledger:
     """All that workers read and write of runs and items. Times are seconds by the clock of the Redis server."""

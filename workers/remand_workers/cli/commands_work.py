@@ -75,6 +75,12 @@ ModelUrl = Annotated[
     str | None,
     typer.Option("--model-base-url", metavar="URL", help="Its server. Else REMAND_MODEL_BASE_URL."),
 ]
+NoReconcile = Annotated[
+    bool,
+    typer.Option(
+        "--no-reconcile", help="Leave the registries that it feeds as they are when the run has ended."
+    ),
+]
 PipelineNames = Annotated[
     list[str] | None,
     typer.Option(
@@ -99,6 +105,7 @@ def run(
     output: Output = None,
     key: Key = None,
     window: Window = None,
+    no_reconcile: NoReconcile = False,
     workers: Workers = None,
     no_workers: NoWorkers = False,
     concurrency: Concurrency = None,
@@ -120,8 +127,9 @@ def run(
 ) -> None:
     """Run a pipeline over JSON lines, from the first to the last, with everything that needs to be started.
 
-    Without REMAND_BROKER_URL the services run here, in REMAND_HOME. Lines that are no JSON are reported and left out;
-    the exit status is then at least 3. Ctrl-C stops in order, a second one at once, and `remand resume` goes on.
+    Without REMAND_BROKER_URL the services run here, in REMAND_HOME, and registries that the pipeline feeds are
+    reconciled at the end. Lines that are no JSON are reported and left out; the exit status is then at least 3. Ctrl-C
+    stops in order, a second one at once, and `remand resume` goes on.
     """
     from . import running
 
@@ -135,7 +143,7 @@ def run(
     )
     order = running.Order(
         input=input, output=output, key=key, window=window, reuse=not no_reuse, run_id=run_id,
-        workers=_with_workers(settings, no_workers), json=json, quiet=quiet,
+        workers=_with_workers(settings, no_workers), reconcile=not no_reconcile, json=json, quiet=quiet,
     )  # fmt: skip
     finish(running.run(settings, pipeline, order))
 
@@ -148,6 +156,7 @@ def resume(
         bool,
         typer.Option("--no-more-input", help="Finish with what was read, where the input was cut short."),
     ] = False,
+    no_reconcile: NoReconcile = False,
     workers: Workers = None,
     no_workers: NoWorkers = False,
     concurrency: Concurrency = None,
@@ -174,7 +183,12 @@ def resume(
         model_base_url=model_base_url,
     )
     order = running.Order(
-        input=input, output=output, workers=_with_workers(settings, no_workers), json=json, quiet=quiet
+        input=input,
+        output=output,
+        workers=_with_workers(settings, no_workers),
+        reconcile=not no_reconcile,
+        json=json,
+        quiet=quiet,
     )
     finish(running.resume(settings, run, order, close_input=no_more_input))
 
@@ -195,6 +209,7 @@ def redrive(
         bool, typer.Option("--preview", help="Only say how many items it is, and what they may cost.")
     ] = False,
     output: Output = None,
+    no_reconcile: NoReconcile = False,
     workers: Workers = None,
     no_workers: NoWorkers = False,
     concurrency: Concurrency = None,
@@ -220,7 +235,12 @@ def redrive(
         model_base_url=model_base_url,
     )
     order = running.Order(
-        input=None, output=output, workers=_with_workers(settings, no_workers), json=json, quiet=quiet
+        input=None,
+        output=output,
+        workers=_with_workers(settings, no_workers),
+        reconcile=not no_reconcile,
+        json=json,
+        quiet=quiet,
     )
     chosen = running.Chosen(
         reasons=tuple(one.value for one in reason or ()), items=tuple(item or ()), quarantined=quarantined

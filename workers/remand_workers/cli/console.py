@@ -113,9 +113,9 @@ def shown(value: object) -> str:
     return str(value)
 
 
-def plural(number: int, word: str) -> str:
-    """A number and its noun: `1 item`, `2,000 items`."""
-    return f"{number:,} {word}{'' if number == 1 else 's'}"
+def plural(number: int, word: str, words: str | None = None) -> str:
+    """A number and its noun: `1 item`, `2,000 items`; `words` is the plural of one that takes no `s`."""
+    return f"{number:,} {word if number == 1 else words or word + 's'}"
 
 
 STYLES = {

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
+from remand_tasks.registry.reading import RegistryQueries
 from remand_tasks.state.engine import Database
 from remand_tasks.state.ledger import RunInfo
 from remand_tasks.state.migrate import prepare
@@ -71,6 +73,14 @@ def ledger(settings: Settings, *, create: bool = False) -> Iterator[Queries]:
         yield Queries(database)
     finally:
         database.dispose()
+
+
+@contextmanager
+def registries(home: Path | None) -> Iterator[tuple[RegistryQueries, Settings]]:
+    """The registries of the ledger alone, and the settings."""
+    settings = read_settings(home=home)
+    with ledger(settings) as queries:
+        yield RegistryQueries(queries.database), settings
 
 
 def run_named(queries: Queries, run: str | None) -> RunInfo:

@@ -21,7 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from ..settings import variable
+from remand.pipeline import Pipeline
+
+from ..settings import Settings, variable
+from .console import warn
 from .failures import MISUSED, CommandError
 
 METRICS_PORT = variable("metrics_port")
@@ -180,6 +183,30 @@ class Crew:
             pause = min(0.25 * 2 ** (member.deaths - 1), _LONGEST_PAUSE)
             member.again_at = now + pause
             self._tell(f"worker {member.number} ended ({how}); it is started again")
+
+
+def crew_of(settings: Settings, pipelines: Sequence[str], *, attend: str | None = None) -> Crew:
+    """As many workers as the settings say, for these pipelines; their pulses look after `attend` alone."""
+    settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    arguments = [word for target in pipelines for word in ("--pipeline", target)]
+    if attend is not None:
+        arguments += ["--attend", attend]
+    return Crew(
+        settings.workers,
+        arguments,
+        environment={**os.environ, **settings.environment()},
+        logs=settings.home.absolute(),
+        tell=warn,
+    )
+
+
+def patience(pipeline: Pipeline, settings: Settings) -> float:
+    """Seconds in which whatever a worker may hold is over."""
+    longest = max(
+        max(stage.producer.deadline, sum(validator.timeout for validator in stage.validators))
+        for stage in pipeline.stages
+    )
+    return longest + settings.claim_grace.total_seconds()
 
 
 def _how(returncode: int) -> str:

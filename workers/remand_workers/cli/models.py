@@ -19,9 +19,8 @@ _PATIENCE = 5.0
 def asks_named_server(pipeline: Pipeline) -> bool:
     """Whether something in the pipeline asks the server that REMAND_MODEL_BASE_URL names."""
     for stage in pipeline.stages:
-        for part in (stage.producer, *stage.validators):
-            if isinstance(part, BlockProducer):
-                part = part.proposer
+        for given in (stage.producer, *stage.validators):
+            part = given.proposer if isinstance(given, BlockProducer) else given
             # A part with a server of its own does not care for the environment's.
             if isinstance(part, ChatProducer | ChatJudge) and not part.model.names_server:
                 return True

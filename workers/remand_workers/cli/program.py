@@ -14,7 +14,7 @@ SETUP = "Set up and look after"
 
 def program() -> typer.Typer:
     """The whole command line."""
-    from . import commands_intake, commands_setup, commands_watch, commands_work
+    from . import commands_intake, commands_registry, commands_setup, commands_watch, commands_work
 
     app = typer.Typer(
         name="remand",
@@ -33,6 +33,7 @@ def program() -> typer.Typer:
         for function, example in commands.COMMANDS:
             name = function.__name__.rstrip("_").replace("_", "-")
             app.command(name, epilog=f"Example: `{example}`", rich_help_panel=panel)(function)
+    app.add_typer(_group(commands_registry), rich_help_panel=PEOPLE)
     app.add_typer(_group(commands_intake), rich_help_panel=WORK)
     app.callback()(_whole)
     return app
@@ -49,7 +50,7 @@ def _group(commands: Any) -> typer.Typer:
 
     group = typer.Typer(name=commands.NAME, help=commands.HELP, cls=Group, rich_markup_mode="markdown")
     for function, example in commands.COMMANDS:
-        group.command(function.__name__, epilog=f"Example: `{example}`")(function)
+        group.command(function.__name__.rstrip("_"), epilog=f"Example: `{example}`")(function)
     return group
 
 

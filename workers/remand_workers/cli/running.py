@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import os
 import shlex
-import signal
-import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from types import FrameType
 
 from remand.pipeline import Pipeline, load
 from remand_policy import Disposition, RunStatus
@@ -25,11 +22,13 @@ from ..embedded import Embedded
 from ..settings import Settings
 from .console import err, plural, say, warn, write_json, write_line
 from .context import attached, ledger, run_named
-from .crew import Crew
-from .failures import DEGRADED, FAILED, INTERRUPTED, CommandError, UsageError
+from .crew import Crew, crew_of, patience
+from .failures import DEGRADED, FAILED, INTERRUPTED, SUCCEEDED, CommandError, UsageError
 from .feeding import Feeder, Lines
+from .interrupting import Interrupted
 from .models import check_model_server
 from .outputs import Output
+from .registry_reconciling import Report, Work
 from .watching import View, summary
 
 _LOOK = 0.1
@@ -47,6 +46,7 @@ class Order:
     reuse: bool = True
     run_id: str | None = None
     workers: bool = True
+    reconcile: bool = True
     json: bool = False
     quiet: bool = False
 
@@ -57,34 +57,6 @@ class Order:
         if self.output is None and not self.json and not os.isatty(1):
             return "-"
         return self.output
-
-
-class Interrupted:
-    """Set by the first SIGINT, SIGTERM or SIGHUP; the second raises `KeyboardInterrupt`."""
-
-    def __init__(self) -> None:
-        self.event = threading.Event()
-
-    def __bool__(self) -> bool:
-        return self.event.is_set()
-
-    @contextmanager
-    def handled(self) -> Iterator[None]:
-        """Handle the signals inside the block."""
-        names = [signal.SIGINT, signal.SIGTERM]
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup` wants it ignored.
-            names.append(signal.SIGHUP)
-        before = {name: signal.signal(name, self._hear) for name in names}
-        try:
-            yield
-        finally:
-            for name, handler in before.items():
-                signal.signal(name, handler)
-
-    def _hear(self, _signal: int, _frame: FrameType | None) -> None:
-        if self.event.is_set():
-            raise KeyboardInterrupt
-        self.event.set()
 
 
 def run(settings: Settings, target: str, order: Order) -> int:
@@ -227,7 +199,7 @@ def up(settings: Settings, pipelines: list[str]) -> int:
         settings.require_services()
         with Client(settings):
             pass
-        crew = _crew(settings, pipelines)
+        crew = crew_of(settings, pipelines)
         stack.callback(crew.kill)
         crew.start()
         say(
@@ -280,7 +252,7 @@ class _Work:
             # Asked before anything begins, so that a server that cannot be reached is said at once.
             self.client.now()
             if self._order.workers:
-                self._crew = _crew(self._settings, [self._target], attend=self._order.run_id)
+                self._crew = crew_of(self._settings, [self._target], attend=self._order.run_id)
                 self._stack.callback(self._crew.kill)
                 self._crew.start()
             self._view = self._stack.enter_context(View(quiet=self._order.quiet))
@@ -343,7 +315,7 @@ class _Work:
         if self._feeder is not None:
             self._feeder.stop()
         if self._crew is not None:
-            self._crew.stop(_patience(self._pipeline, self._settings))
+            self._crew.stop(patience(self._pipeline, self._settings))
         self._output.advance(self.client.queries, self.run.id, len(self._pipeline.stages))
         self._tell_partial()
         if self._crew is None and (self._feeder is None or self._feeder.finished):
@@ -394,13 +366,39 @@ class _Work:
                 say(f"the input was not read to its end; to go on: {self._resume_command()}")
             if progress.quarantined:
                 say(f"what was set aside: remand quarantine {progress.run.id}")
-        if self._order.json:
-            told = {"lines_left_out": self._bad, "elapsed_seconds": round(elapsed, 3), "exit_status": status}
-            write_json({**progress.to_json(), **told})
         if self._crew is not None:
             # They may hold work of other runs on the same broker. Ctrl-C twice ends them at once.
-            self._crew.stop(_patience(self._pipeline, self._settings))
+            self._crew.stop(patience(self._pipeline, self._settings))
+        reports = self._reconcile()
+        if status == SUCCEEDED and any(report.exit_status for report in reports):
+            status = DEGRADED
+        if self._signals:
+            status = INTERRUPTED
+        if self._order.json:
+            told = {"lines_left_out": self._bad, "elapsed_seconds": round(elapsed, 3), "exit_status": status}
+            fed = (
+                {"registries": [report.to_json() for report in reports]} if self._pipeline.registries else {}
+            )
+            write_json({**progress.to_json(), **told, **fed})
         return status
+
+    def _reconcile(self) -> list[Report]:
+        """Go on with the registries that the run feeds, where nobody else would."""
+        reports = []
+        for feed in self._pipeline.registries if self._order.reconcile else ():
+            name = feed.registry.name
+            if not self._embedded:
+                say_quietly(
+                    self._order, f"workers that stay reconcile registry {name!r}: remand registry show {name}"
+                )
+                continue
+            work = Work(self.client, name, self._signals, quiet=self._order.quiet)
+            if not work.drive():
+                break
+            reports.append(work.report())
+            if not self._order.quiet:
+                reports[-1].print()
+        return reports
 
     def _leave_output(self) -> None:
         self._tell_partial()
@@ -418,29 +416,6 @@ class _Work:
         if self._order.output is not None:
             words += ["--output", self._order.output]
         return shlex.join(words)
-
-
-def _crew(settings: Settings, pipelines: list[str], *, attend: str | None = None) -> Crew:
-    settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    arguments = [word for target in pipelines for word in ("--pipeline", target)]
-    if attend is not None:
-        arguments += ["--attend", attend]
-    return Crew(
-        settings.workers,
-        arguments,
-        environment={**os.environ, **settings.environment()},
-        logs=settings.home.absolute(),
-        tell=warn,
-    )
-
-
-def _patience(pipeline: Pipeline, settings: Settings) -> float:
-    """Seconds in which whatever a worker may hold is over."""
-    longest = max(
-        max(stage.producer.deadline, sum(validator.timeout for validator in stage.validators))
-        for stage in pipeline.stages
-    )
-    return longest + settings.claim_grace.total_seconds()
 
 
 def _say_worst_case(pipeline: Pipeline, items: int | None, *, quiet: bool) -> None:

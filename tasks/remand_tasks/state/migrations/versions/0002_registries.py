@@ -142,7 +142,7 @@ def upgrade() -> None:
     )
     with op.batch_alter_table("registry_edges", schema=None) as batch_op:
         batch_op.create_index("ix_registry_edges_one", ["registry", "one"], unique=False)
-        batch_op.create_index("ix_registry_edges_other", ["registry", "other"], unique=False)
+        batch_op.create_index("ix_registry_edges_registry", ["registry", "id"], unique=False)
 
     op.create_table(
         "registry_entries",
@@ -353,7 +353,7 @@ def downgrade() -> None:
 
     op.drop_table("registry_entries")
     with op.batch_alter_table("registry_edges", schema=None) as batch_op:
-        batch_op.drop_index("ix_registry_edges_other")
+        batch_op.drop_index("ix_registry_edges_registry")
         batch_op.drop_index("ix_registry_edges_one")
 
     op.drop_table("registry_edges")
