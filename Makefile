@@ -28,7 +28,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .PHONY: help
 help: ## Show this list
-	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | awk 'BEGIN {FS = ":.*## "} {printf "  \033[1m%-8s\033[0m %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | awk 'BEGIN {FS = ":.*## "} {printf "  \033[1m%-14s\033[0m %s\n", $$1, $$2}'
 
 # --- the environment --------------------------------------------------------------------------------------------
 
@@ -89,6 +89,15 @@ fuzz: $(VENV)/.test ## Fuzz what reads strangers' texts, two minutes each (FOR=6
 .PHONY: bench
 bench: $(VENV)/.test ## Measure throughput and cost of an item on this machine
 	@$(BIN)/python -m bench $(ARGS)
+
+.PHONY: bench-registry
+bench-registry: has-data $(VENV)/.test ## Measure how well and how cheaply registries merge (DATA=folder of labelled sets)
+	@$(PIP) install --quiet --editable '.[bench]'
+	@$(BIN)/python -m bench.registry "$(DATA)" --scale $(ARGS)
+
+.PHONY: has-data
+has-data:
+	@test -d "$(DATA)" || { echo "Name the folder of the labelled sets: make bench-registry DATA=/path/to/data" >&2; exit 2; }
 
 .PHONY: docs
 docs: $(VENV)/.test ## Renew the pages that are made from code, then check all links

@@ -1,4 +1,4 @@
-"""`python -m bench.registry DATA [--sets a,b] [--seeds 1,2,3] [--scale] [--json]`: how well registries find what is the same.
+"""`python -m bench.registry DATA [--sets a,b] [--seeds 1,2,3] [--scale] [--json]`: how well registries merge.
 
 Each set goes through the product with three matchers in place of a model: one that is always right, one that errs, and
 one that errs and joins whatever its calls connect. Each time in a process of its own, so that the memory is its own.

@@ -1,6 +1,7 @@
 """One set through the product: the ledger, the planner, the blocks' pipeline with its checks, the application.
 
-What is left out is the queue: blocks are proposed in this process, one after the other, by a matcher in place of a model.
+What is left out is the queue: blocks are proposed in this process, one after the other, by a matcher in place of a
+model.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ def reconcile(data: Labelled, matcher: Matcher, folder: Path, max_calls: int | N
     cpu = time.process_time() - started - thinking
     jobs = store.jobs("bench")
     with database.read() as connection:
-        found = dict(connection.execute(select(entries.c.id, entries.c.cluster)).tuples().all())
+        found = dict(connection.execute(select(entries.c.id, entries.c.cluster)).all())
     calls = sum(job.calls for job in jobs)
     with sqlite3.connect(path) as watcher:  # tells what others write, on one and the same connection
         version = watcher.execute("PRAGMA data_version").fetchone()
@@ -183,7 +184,8 @@ def _propose(path: Path, registry: Registry[Any], matching: _Matching) -> float:
             matching.block = json.loads(body)
             (outcome,) = run_local(registry.pipeline, [matching.block])
             connection.execute(
-                "UPDATE items SET state = 'closed', status = ?, attempts = ?, diagnostics = ? WHERE run_id = ? AND seq = ?",
+                "UPDATE items SET state = 'closed', status = ?, attempts = ?, diagnostics = ?"
+                " WHERE run_id = ? AND seq = ?",
                 (outcome.status.value, outcome.attempts, json.dumps(list(outcome.diagnostics)), run_id, seq),
             )
             if outcome.value is not None:

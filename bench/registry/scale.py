@@ -12,7 +12,7 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, product
 from pathlib import Path
 
 from remand import Groups, Produced, Registry, producer
@@ -26,7 +26,7 @@ from .reconciling import Entry, _id, _text
 
 NAME = "scale"
 NEIGHBOURS = 10
-_SYLLABLES = [c + v for c in "b ch d f g h j k l m n p r s st t v w z".split() for v in "a e i o u".split()]
+_SYLLABLES = [*map("".join, product(["ch", "st", *"bdfghjklmnprstvwz"], "aeiou"))]
 _ENDINGS = ["", "n", "r", "s", "l", "ne", "ton", "ley", "ski", "sen"]
 _TWICE = 0.2
 

@@ -167,6 +167,20 @@ def shop(tmp_path: Path) -> Iterator[Shop]:
     close_shop(made)
 
 
+@pytest.fixture(scope="module")
+def new_shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Shop]]:
+    """Makes shops that last as long as the module's tests."""
+    made: list[Shop] = []
+
+    def make(name: str) -> Shop:
+        made.append(make_shop(tmp_path_factory.mktemp(name)))
+        return made[-1]
+
+    yield make
+    for each in made:
+        close_shop(each)
+
+
 @pytest.fixture(name="until")
 def until_fixture() -> Callable[..., None]:
     return until

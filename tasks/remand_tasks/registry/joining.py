@@ -380,9 +380,7 @@ def unmerge(connection: Connection, name: str, number: int, fingerprint: str, no
             select(entries.c.id, entries.c.version).where(
                 entries.c.registry == name, entries.c.id.in_(list(before))
             )
-        )
-        .tuples()
-        .all()
+        ).all()
     )
     connection.execute(
         insert(edges),

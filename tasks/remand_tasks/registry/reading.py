@@ -225,7 +225,7 @@ class RegistryQueries:
             for some in chunks(dict.fromkeys(entry for ids in members.values() for entry in ids)):
                 where = (entries.c.registry == name, entries.c.id.in_(some))
                 cluster.update(
-                    connection.execute(select(entries.c.id, entries.c.cluster).where(*where)).tuples().all()
+                    connection.execute(select(entries.c.id, entries.c.cluster).where(*where)).all()
                 )
         return [
             Review(

@@ -169,7 +169,9 @@ class Reconciler:
                 self._feed(registry, claim, caps)
             merged = self._join_exact(registry, claim, current, caps)
             self._renew(registry.name, claim)
-            view = self._last = View.read(self.database, registry, current.id, self._last)
+            # Taken out meanwhile: nobody else may read on with it.
+            last, self._last = self._last, None
+            view = View.read(self.database, registry, current.id, last)
             first = current.round == 0
             fresh = int(view.snapshot.fresh.sum())
             budget = current.budget or _budget(registry, fresh)
@@ -211,6 +213,7 @@ class Reconciler:
         if not blocks:
             self._end(registry, claim, current, view, caps, after)
             return False
+        self._last = view
         self._begin_round(registry, claim, current, view, blocks, caps, after)
         return True
 

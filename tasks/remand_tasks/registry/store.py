@@ -312,9 +312,7 @@ def bodies(connection: Connection, name: str, ids: Iterable[str]) -> dict[str, s
         found.update(
             connection.execute(
                 select(records.c.id, records.c.body).where(records.c.registry == name, records.c.id.in_(some))
-            )
-            .tuples()
-            .all()
+            ).all()
         )
     return found
 

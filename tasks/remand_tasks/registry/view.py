@@ -49,11 +49,11 @@ class View:
         self._rows: dict[int, tuple[int, ...]] | None = None
 
     @classmethod
-    def read(
-        cls, database: Database, registry: Registry[Any], job_id: str, last: View | None = None
-    ) -> View:
+    def read(cls, database: Database, registry: Registry[Any], job_id: str, last: View | None = None) -> View:
         """The registry as it is now, without records. What `last` has read of the same job is not read again."""
         name = registry.name
+        if last is not None and (last._judgements.job_id != job_id or last._registry is not registry):
+            last = None
         with database.read() as connection:
             found = connection.execute(
                 select(entries.c.id, entries.c.cluster, entries.c.version, entries.c.fresh)
@@ -66,8 +66,6 @@ class View:
             cluster = np.array([number.setdefault(row.cluster, len(number)) for row in found], dtype=np.int64)
             fresh = np.array([bool(row.fresh) for row in found], dtype=bool)
             judgements = last._judgements if last is not None else Judgements(job_id)
-            if judgements.job_id != job_id:
-                judgements = Judgements(job_id)
             if fresh.any():
                 judgements.read(connection, name, ids)
         snapshot = judgements.snapshot(ids, versions, cluster, fresh)
