@@ -12,11 +12,12 @@ from typing import Final
 
 from pydantic import BaseModel, Field
 
-from remand import Accepted, Context, Pipeline, Policy, Rejected, Stage, accept, reject, validator
+from remand import Accepted, Context, Feed, Pipeline, Policy, Rejected, Stage, accept, reject, validator
 from remand.llm import ChatProducer
 
 from .printed import Span, find, names_start, plain, quoted, years
 from .prompt import ALL_EXAMPLES, fresh_messages, messages
+from .works import to_work, works
 
 _SEVERAL: Final = re.compile(r"[,;&:\"]|\band\b|\bet al\b", re.IGNORECASE)
 _NAME_ENDS: Final = re.compile(r"[,;:.(&{}=]|\band\b|\bet al\b", re.IGNORECASE)
@@ -232,6 +233,9 @@ _SET_ASIDE: Final = Policy(
     retain_quarantined=timedelta(days=7),
 )
 
+# Every accepted citation goes into the registry of works.
+_WORKS: Final = Feed(works, to_work, version="1")
+
 # For the small local model. It does not understand corrections, so it is asked afresh, with other examples.
 pipeline = Pipeline(
     name="citations",
@@ -253,6 +257,7 @@ pipeline = Pipeline(
         )
     ],
     policy=_SET_ASIDE,
+    registries=[_WORKS],
 )
 
 # For a model that follows instructions: what the validators say goes back to it, word for word. Sampling is left to
@@ -268,4 +273,5 @@ corrected = Pipeline(
         )
     ],
     policy=_SET_ASIDE,
+    registries=[_WORKS],
 )

@@ -25,6 +25,7 @@ INPUT: Final = ROOT / "examples" / "citations" / "citations.jsonl"
 OUTPUT: Final = ROOT / "build" / "citations.jsonl"
 SMALL_MODEL_PIPELINE: Final = "examples.citations.pipeline:pipeline"
 PIPELINE: Final = "examples.citations.pipeline:corrected"
+REGISTRY: Final = "works"
 LOCAL_MODEL: Final = "smollm2-135m-instruct"
 BOTH: Final = ("REMAND_MODEL_BASE_URL", "REMAND_MODEL")
 DEGRADED: Final = 3
@@ -34,7 +35,8 @@ what happens
   1. Without a model of your own, a 135-million-parameter model is served on this machine (about 1 second).
   2. `remand run` extracts author, title and year from {INPUT.name}. Validators compare every field with the citation;
      what they reject is tried again, and set aside for a person when the attempts are spent.
-  3. The accepted records are compared with gold.jsonl, which no validator sees.
+  3. The accepted records go into a registry of works, which finds those that several citations cite.
+  4. Records and works are compared with gold.jsonl, which no validator sees.
 
 another model
   REMAND_MODEL_BASE_URL=http://127.0.0.1:11434/v1 REMAND_MODEL=qwen3:4b python examples/citations/run.py
@@ -73,6 +75,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             status = _extract(options, SMALL_MODEL_PIPELINE, model)
     if status not in (0, DEGRADED):
         return status
+    exported = _export_works(options)
+    if exported:
+        return exported
     if options.gold is not None:
         command = [
             sys.executable,
@@ -81,11 +86,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             str(options.output),
             "--gold",
             str(options.gold),
+            "--works",
+            str(options.works),
         ]
         scored = subprocess.run(command, cwd=ROOT, check=False).returncode
         if scored:
             return scored
-    print(f"Records: {_shown(options.output)}")
+    print(f"Records: {_shown(options.output)}  Works: {_shown(options.works)}")
     return status
 
 
@@ -107,6 +114,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     for name in ("input", "output", "gold"):
         path = getattr(options, name)
         setattr(options, name, None if path is None else path.resolve())
+    options.works = options.output.with_name("works.jsonl")
     if options.gold is None and options.input == INPUT:
         options.gold = INPUT.with_name("gold.jsonl")
     return options
@@ -129,6 +137,12 @@ def _extract(options: argparse.Namespace, pipeline: str, model: Mapping[str, str
     finally:
         for number, handler in zip(signals, before, strict=True):
             signal.signal(number, handler)
+
+
+def _export_works(options: argparse.Namespace) -> int:
+    """`remand registry export` of the works that the accepted records are about."""
+    command = [sys.executable, "-m", "remand_workers.cli", "registry", "export", REGISTRY]
+    return subprocess.run([*command, "--output", str(options.works)], cwd=ROOT, check=False).returncode
 
 
 @contextmanager

@@ -96,6 +96,58 @@ def _words(value: object) -> list[str]:
     return re.findall(r"\w+", text.replace("'", "").replace("’", ""))
 
 
+@dataclass(frozen=True, slots=True)
+class WorksScore:
+    """How the registry's clusters compare with the works that gold names. Pairs are of citations of one work."""
+
+    citations: int
+    works: int
+    with_duplicates: int
+    duplicates: int
+    pairs_found: int
+    pairs_right: int
+    pairs_in_gold: int
+    """Among the citations that were accepted."""
+
+
+def score_works(clusters: Iterable[Mapping[str, Any]], gold: Iterable[Mapping[str, Any]]) -> WorksScore:
+    """Score exported clusters against gold. Raises `ValueError` for a citation that gold does not have."""
+    work_of = {answer["id"]: answer["work"] for answer in gold}
+    members = [list(cluster["members"]) for cluster in clusters]
+    unknown = [name for group in members for name in group if name not in work_of]
+    if unknown:
+        raise ValueError(f"gold has no item {unknown[0]!r}")
+    right = Counter((place, work_of[name]) for place, group in enumerate(members) for name in group)
+    return WorksScore(
+        citations=sum(map(len, members)),
+        works=len(members),
+        with_duplicates=sum(len(group) > 1 for group in members),
+        duplicates=sum(len(group) - 1 for group in members),
+        pairs_found=_pairs(map(len, members)),
+        pairs_right=_pairs(right.values()),
+        pairs_in_gold=_pairs(Counter(work_of[name] for group in members for name in group).values()),
+    )
+
+
+def _pairs(sizes: Iterable[int]) -> int:
+    return sum(size * (size - 1) // 2 for size in sizes)
+
+
+def works_table(scored: WorksScore) -> Table:
+    """The works for people."""
+    made = Table(title="Works", show_header=False, title_justify="left")
+    made.add_column()
+    made.add_column(justify="right")
+    made.add_row("citations accepted", str(scored.citations))
+    made.add_row("works found", str(scored.works))
+    made.add_row("works cited more than once", str(scored.with_duplicates))
+    made.add_row("duplicates", str(scored.duplicates))
+    made.add_section()
+    made.add_row("pairs found that are right", f"{scored.pairs_right} of {scored.pairs_found}")
+    made.add_row("pairs to be found that were", f"{scored.pairs_right} of {scored.pairs_in_gold}")
+    return made
+
+
 def table(scored: Score) -> Table:
     """The score for people."""
     made = Table(title="Citations", show_header=False, title_justify="left")
@@ -144,17 +196,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("outputs", type=Path, help="what `remand run --key id --output` wrote")
     parser.add_argument("--gold", type=Path, default=GOLD, help="the right answers (default: the example's)")
+    parser.add_argument("--works", type=Path, help="what `remand registry export works --output` wrote")
     parser.add_argument("--json", action="store_true", help="JSON for programs")
     options = parser.parse_args(arguments)
     try:
         scored = score(read(options.outputs), read(options.gold))
+        works = None if options.works is None else score_works(read(options.works), read(options.gold))
     except (OSError, ValueError, KeyError) as error:
         print(f"Cannot score: {error}", file=sys.stderr)
         return 2
     if options.json:
-        print(json.dumps(asdict(scored), ensure_ascii=False))
+        found = asdict(scored) | ({} if works is None else {"works": asdict(works)})
+        print(json.dumps(found, ensure_ascii=False))
     else:
         Console().print(table(scored))
+        if works is not None:
+            Console().print(works_table(works))
     return 0
 
 

@@ -17,7 +17,7 @@ class Kind(StrEnum):
     """Kinds of sensitive text."""
 
     INPUT = "input"
-    """What a run was fed."""
+    """What a run or a registry was fed."""
     PROMPT = "prompt"
     """What the model is asked, apart from the input in it."""
     RESPONSE = "response"
@@ -110,6 +110,11 @@ SURFACES: Final = (
         holds="decisions, ends of runs; of an exception its type and place",
     ),
     Surface(
+        name="intake logs",
+        where="logs at DEBUG of `remand intake`",
+        holds="codes, sizes, numbers of dead letters, names of registries; of an exception its type and place",
+    ),
+    Surface(
         name="client logs",
         where="logs at DEBUG of a program that uses `Client`, through handlers of its own",
         holds="what the libraries say about SQL statements and connections, parameters hidden",
@@ -155,13 +160,18 @@ SURFACES: Final = (
         holds="fingerprints, digests, and which item's payload has the value",
     ),
     Surface(
+        name="dead letters",
+        where="the ledger's table of messages that could not be taken",
+        holds="the message's own id, codes, sizes, digests; its body is in the vault alone",
+    ),
+    Surface(
         name="ledger",
         where="every other table of the ledger but the payloads",
-        holds="states, codes, counts, times; an item's own key, where `--key` names one",
+        holds="states, codes, counts, times; the keys of items and entries, ids of messages",
     ),
     Surface(
         name="payload table",
-        where="the ledger's one table of texts",
+        where="the ledger's tables of texts: payloads, and the records of registries' entries",
         holds="the user's data",
         may=USERS_DATA,
     ),
@@ -182,7 +192,7 @@ SURFACES: Final = (
     ),
     Surface(
         name="command line",
-        where="`status`, `show`, `quarantine`, `cancel`, `doctor`, `config`, for people and with `--json`",
+        where="`status`, `show`, `quarantine`, `cancel`, `doctor`, `config`, `intake`, for people and with `--json`",
         holds="codes, counts, settings with secrets hidden",
     ),
     Surface(
@@ -211,6 +221,12 @@ SURFACES: Final = (
         name="processes",
         where="command lines, titles and thread names in the system's list of processes",
         holds="the programs' names",
+    ),
+    Surface(
+        name="foreign messages",
+        where="the stream or queue on which other systems send, until `remand intake` has taken a message",
+        holds="messages as they were sent, in plain text: give that server a guard of its own",
+        may=frozenset({Kind.INPUT}),
     ),
 )  # fmt: skip
 """All of them, from the broker outwards."""

@@ -53,7 +53,7 @@ def _ledger(folder: Path) -> bytes:
     return b"\n".join(path.read_bytes() for path in tables)
 
 
-_APART = ("payloads", "receipts", "checkpoints")
+_APART = ("payloads", "registry_records", "receipts", "checkpoints", "intake_dead")
 
 
 def _left_files(folder: Path) -> bytes:
@@ -77,11 +77,12 @@ READERS: dict[str, Reader] = {
     "result backend": _files("results"),
     "worker logs": _files("worker-*.err"),
     "pulse logs": _files("pulse.err"),
+    "intake logs": _files("intake.err"),
     "client logs": _files("client.log"),
     "standard streams": _files(
         *(
             f"{name}.{end}"
-            for name in ("worker-*", "pulse", "flower", "client", "local")
+            for name in ("worker-*", "pulse", "intake", "flower", "client", "local")
             for end in ("out", "err")
         )
     ),
@@ -93,7 +94,8 @@ READERS: dict[str, Reader] = {
     "receipts": _files("tables/receipts"),
     "checkpoints": _files("tables/checkpoints"),
     "ledger": _ledger,
-    "payload table": _files("tables/payloads"),
+    "dead letters": _files("tables/intake_dead"),
+    "payload table": _files("tables/payloads", "tables/registry_records"),
     "errors": _files("client.errors", "local.errors"),
     "values": _files("client.values", "local.values"),
     "local driver": _files("local.log", "local.out", "local.err"),
@@ -103,4 +105,5 @@ READERS: dict[str, Reader] = {
     "payload on request": _files("payload.out"),
     "files": _left_files,
     "processes": _files("processes"),
+    "foreign messages": _files("foreign"),
 }

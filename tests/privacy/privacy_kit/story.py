@@ -28,7 +28,7 @@ import redis
 from celery.result import AsyncResult
 from sqlalchemy import MetaData, select
 
-from remand_tasks.routing import ALONE, COORDINATE, PRODUCE, VALIDATE
+from remand_tasks.routing import ALONE, COORDINATE, PRODUCE, RECONCILE, VALIDATE
 from remand_tasks.state.vault import KeyRing
 from remand_workers.app import create_app
 from remand_workers.client import Client
@@ -38,7 +38,8 @@ from remand_workers.settings import Settings
 from .model import Model
 from .pipeline import ITEMS, inputs
 from .texts import CONTROL
-from .watch import Events, Keys, Traffic, Watcher, processes
+from .watch import Events, Keys, Traffic, Watcher, contents, processes
+from .works import STREAM, messages
 
 FOLDER = Path(__file__).resolve().parent.parent
 PATIENCE = 90.0
@@ -56,6 +57,7 @@ PACE = {
     "REMAND_METRICS_PORT": "0",
     "REMAND_FLOWER_AUTH": AUTH,
     "REMAND_FLOWER_PORT": "0",
+    "REMAND_INTAKE_RETENTION": "3600",
     "REMAND_MODEL": "scripted",
     "REMAND_MODEL_API_KEY": "none",
 }
@@ -176,6 +178,7 @@ class Story:
         until(
             lambda: app.control.enable_events(reply=True, timeout=1) and len(events.workers) >= 3, "workers"
         )
+        self._foreign_messages(stack)
         self._main_run(app)
         self._finish("client")
         self._finish("local")
@@ -214,7 +217,7 @@ class Story:
 
     def _begin(self) -> None:
         for name, queues in (
-            ("pulse", [COORDINATE]),
+            ("pulse", [COORDINATE, RECONCILE]),
             ("worker-1", [PRODUCE, VALIDATE, ALONE]),
             ("worker-2", [PRODUCE, VALIDATE, ALONE]),
         ):
@@ -223,6 +226,25 @@ class Story:
         for name in ("client", "local"):
             names = [str(self.folder / f"{name}.{kind}") for kind in ("log", "errors", "values")]
             self._start(name, "privacy_kit.program", name, *names)
+
+    def _foreign_messages(self, stack: ExitStack) -> None:
+        """Another system's messages wait on its own server; then `remand intake` takes them."""
+        embedded = Embedded(Settings(_env_file=None, home=self.folder / "foreign-home"))
+        stack.enter_context(embedded)
+        assert embedded.settings.broker_url is not None
+        path = embedded.settings.broker_url.removeprefix("redis+socket://")
+        foreign = redis.Redis.from_url(f"unix://{path}?db=0")
+        stack.callback(foreign.close)
+        for message in messages():
+            foreign.xadd(STREAM, {"json": message})
+        foreign.xadd(STREAM, {"text": messages()[0], "more": messages()[1]})
+        seen = [part for key in foreign.scan_iter() for part in (key, *contents(foreign, key))]
+        (self.folder / "foreign").write_bytes(b"\n".join(seen))
+        self._environment["REMAND_INTAKE_URL"] = f"redis+socket://{path}"
+        self._start(
+            "intake", "remand_workers.cli", "intake", "--stream", STREAM, "--registry", "privacy_kit.works:works"
+        )
+        until(lambda: not foreign.xlen(STREAM), "an empty stream")
 
     def _main_run(self, app: Any) -> None:
         """`remand run` on a terminal, with one worker more than there are; workers are asked all the while."""
@@ -269,6 +291,8 @@ class Story:
             ["status"], ["status", "--json"], ["status", RUN], ["status", RUN, "--json"], ["status", "--watch", RUN],
             ["quarantine", RUN], ["quarantine", RUN, "--json"], ["config"], ["config", "--json"],
             ["doctor", "privacy_kit.pipeline:pipeline"], ["cancel", RUN], ["show", RUN, "no such item"],
+            ["intake", "dead"], ["intake", "dead", "--json"], ["intake", "retry", "--all"], ["intake", "drop", "99"],
+            ["intake", "drop", "--all"], ["intake", "dead", "--settled"],
             *(["show", RUN, do, *["--json"] * (number % 2)] for number, do in enumerate(ITEMS)),
         ]  # fmt: skip
         with_data = [["show", RUN, do, "--payload"] for do in ("good", "module_guided", "module_falls_back")]
