@@ -8,6 +8,7 @@ of its own, and a row that raises is pushed back, so that one bad row cannot sto
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 
@@ -30,6 +31,7 @@ class Pulse:
         """With `attend`, look after that run alone, or after those that begin as `beginning-*` says."""
         self._runtime = runtime
         self._attend = attend
+        self._fed_at = -math.inf
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self.beats = 0
@@ -86,6 +88,7 @@ class Pulse:
                 point("pulse.ended")
                 runtime.vault.sweep(run.id)
                 point("pulse.swept")
+                self._fed_at = -math.inf
         self._registries(now)
         self._retain(now)
         self.beats += 1
@@ -97,7 +100,10 @@ class Pulse:
         if self._attend is not None:
             return
         registries = self._runtime.registries
-        for name in registries.due(now):
+        owed = now - self._fed_at >= self._runtime.times.runs_read
+        if owed:
+            self._fed_at = now
+        for name in registries.due(now, owed=owed):
             if registries.push(name, now + self._runtime.times.dispatch_lease, now):
                 point("pulse.registry")
                 self._runtime.sender.reconcile(name)

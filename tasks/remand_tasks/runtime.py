@@ -33,6 +33,8 @@ class Times:
     dispatch_longest: float = 300.0
     planning: float = 120.0
     """How long a planner of a registry is thought alive without a word of it."""
+    runs_read: float = 30.0
+    """How often runs are looked for that ended elsewhere and feed a registry."""
     pulse: float = 1.0
     retention: float | None = None
     """How long items of ended runs are kept; `None` for ever."""

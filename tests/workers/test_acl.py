@@ -35,9 +35,21 @@ pytestmark = pytest.mark.workers
 RENDER = Path(__file__).resolve().parents[2] / "deploy" / "redis" / "render.py"
 ROLES = ("coordinator", "producer", "validator")
 PIPELINE = """
+from pydantic import BaseModel
+
 from remand import (
-    SINGLE_RESPONSE_V1, ModelResponse, Pipeline, Policy, Produced, Stage, accept, producer, reject, validator,
+    SINGLE_RESPONSE_V1, Groups, ModelResponse, Pipeline, Policy, Produced, Registry, Stage, accept, producer, reject,
+    validator,
 )
+
+class Work(BaseModel):
+    title: str
+
+def title(work):
+    return work.title
+
+def all_the_same(context, correction):
+    return Produced(Groups(groups=[[each["id"] for each in context.input["records"]]]))
 
 @producer(version="1", correction=SINGLE_RESPONSE_V1)
 def make(context, correction):
@@ -57,6 +69,10 @@ def own(value, context):
         return reject("Wrong.")
     return accept()
 
+works = Registry(
+    "works", Work, version="1", key=title, text=title,
+    proposer=producer(version="1", output=Groups)(all_the_same),
+)
 pipeline = Pipeline(
     "fenced", version="1", stages=[Stage("make", make, [plain, own], retries=1, backoff=0)],
     policy=Policy(semantic_rejection="quarantine"),
@@ -91,7 +107,7 @@ class Fenced:
         given = {**self.environment, "REMAND_BROKER_URL": self.url("broker", role)}
         if role != "flower":
             given["REMAND_VAULT_URL"] = self.url("vault", role)
-        if role not in ROLES:
+        if role not in (*ROLES, "intake"):
             del given["REMAND_VAULT_KEYS"]  # Who reads no texts needs no key.
         if role == "flower":
             del given["REMAND_LEDGER_URL"]
@@ -266,6 +282,29 @@ def test_doctor_asks_workers_and_says_what_its_account_may_not_ask(fenced: Fence
     assert "cannot be checked" in found["vault persistence"]["found"]
 
 
+def test_messages_of_other_systems_become_a_reconciliation(fenced: Fenced) -> None:
+    fenced.forget_refusals()
+    entries = [{"title": "one thing"}, {"title": "one thing!"}]
+    with fenced.client("broker", "sender") as sender:
+        for body in (json.dumps({"id": "m", "registry": "works", "entries": entries}), "no JSON", "no JSON either"):
+            sender.xadd("remand.intake", {"json": body})
+    done = fenced.remand("intake", "intake", "--once", "--registry", "fenced:works", "--json")
+    assert done.returncode == 3, done.stderr
+    assert json.loads(done.stdout) == {"taken": 1, "redelivered": 0, "dead": 2, "later": 0}
+    again = fenced.remand("intake", "intake", "retry", "--all")
+    assert again.returncode == 1
+    assert again.stderr.count("not_json") >= 2
+    assert fenced.remand("intake", "intake", "drop", "--all").returncode == 0
+
+    def merged() -> bool:
+        shown = fenced.remand("client", "registry", "entries", "works", "--json")
+        assert shown.returncode == 0, shown.stderr
+        return len(json.loads(shown.stdout)) == 1
+
+    wait_for(merged, "one cluster")
+    assert fenced.refusals() == []
+
+
 @pytest.mark.parametrize("role", ROLES)
 def test_kombu_may_restore_what_any_role_left_unacknowledged(fenced: Fenced, role: str) -> None:
     """Every consumer puts back what others did not acknowledge, whatever the queue: so kombu is made."""
@@ -314,6 +353,20 @@ FORBIDDEN: dict[str, list[tuple[Any, ...]]] = {
     "broker-validator": [
         ("BRPOP", "remand.produce", 1), ("BRPOP", "remand.coordinate", 1), ("RPOP", "remand.alone"),
         ("HGETALL", VAULT_ENTRY),
+    ],
+    "broker-intake": [
+        ("XADD", "remand.intake", "*", "json", "x"), ("XREADGROUP", "GROUP", "g", "c", "STREAMS", "other", ">"),
+        ("XGROUP", "DESTROY", "remand.intake", "remand"), ("BRPOP", "remand.produce", 1),
+        ("LPUSH", "remand.produce", "x"), ("HGETALL", "unacked"), ("HGETALL", VAULT_ENTRY),
+    ],
+    "broker-sender": [
+        ("XRANGE", "remand.intake", "-", "+"), ("XREADGROUP", "GROUP", "remand", "c", "STREAMS", "remand.intake", ">"),
+        ("XLEN", "remand.intake"), ("DEL", "remand.intake"), ("XADD", "other", "*", "json", "x"),
+        ("LPUSH", "remand.produce", "x"), ("HGETALL", VAULT_ENTRY), ("PSUBSCRIBE", "*"),
+    ],
+    "vault-intake": [
+        ("HMGET", VAULT_ENTRY, "x"), ("HSET", VAULT_ENTRY, "x", "y"), ("UNLINK", VAULT_ENTRY), ("HMGET", RECORD, "x"),
+        ("HGETALL", "remand:vault:{intake:dead/1}"), ("SCAN", 0), ("EVAL", "return 1", 0), ("GET", "remand:canary"),
     ],
     "vault-client": [
         ("HGETALL", VAULT_ENTRY), ("HGETALL", RECORD), ("HKEYS", VAULT_ENTRY), ("EVAL", "return 1", 0), ("SCAN", 0),

@@ -440,7 +440,7 @@ def test_the_interrupted_job_goes_on_with_the_same_command(shop: Any, until: Cal
         [report] = lines(done.stdout)
         assert report["jobs"] == [standing["job"]["job"]], "the same job"
         assert (report["clusters"], report["merges"]) == (10, 10)
-        assert model.errors == []
+        assert not model.errors
 
 
 def test_blocks_that_fail_leave_their_entries_for_the_next_time(shop: Any) -> None:

@@ -25,6 +25,7 @@ from remand_workers.settings import Settings, variable
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKERS = ("coordinator", "producer", "validator")
+SERVING = (*WORKERS, "intake")
 _VARIABLE = re.compile(r"\$\{(\w+)(?:(:[?-])[^}]*)?\}")
 
 
@@ -64,7 +65,7 @@ def test_every_setting_and_command_exists(services: dict[str, Any]) -> None:
 def test_each_role_has_its_own_account_with_that_accounts_password(
     services: dict[str, Any], example: dict[str, str]
 ) -> None:
-    expected = {role: {"broker", "vault"} for role in (*WORKERS, "client")} | {"flower": {"broker"}}
+    expected = {role: {"broker", "vault"} for role in (*SERVING, "client")} | {"flower": {"broker"}}
     for role, servers in expected.items():
         given = services[role]["environment"]
         for server in ("broker", "vault"):
@@ -74,14 +75,15 @@ def test_each_role_has_its_own_account_with_that_accounts_password(
                 parts = urlsplit(url)
                 assert (parts.hostname, parts.username) == (server, f"{server}-{role}")
                 assert parts.password == example[f"{server}_{role}".upper()]
-        assert ("REMAND_VAULT_KEYS" in given) == (role in WORKERS)
+        assert ("REMAND_VAULT_KEYS" in given) == (role in SERVING)
+        assert ("REMAND_MODEL_API_KEY" in given) == (role in WORKERS)
 
 
 def test_workers_start_on_a_migrated_ledger_and_are_asked_where_they_serve_metrics(
     services: dict[str, Any],
 ) -> None:
     assert services["migrate"]["depends_on"] == {"ledger": {"condition": "service_healthy"}}
-    for role in WORKERS:
+    for role in SERVING:
         service = services[role]
         assert service["depends_on"]["migrate"] == {"condition": "service_completed_successfully"}
         assert f":{service['environment']['REMAND_METRICS_PORT']}/metrics" in service["healthcheck"]["test"][-1]

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .client import Client, Run
+    from .registries import Reconciliation
     from .settings import Settings
 
-__all__ = ["Client", "Run", "Settings"]
+__all__ = ["Client", "Reconciliation", "Run", "Settings"]
 
-_HOMES = {"Client": "client", "Run": "client", "Settings": "settings"}
+_HOMES = {"Client": "client", "Reconciliation": "registries", "Run": "client", "Settings": "settings"}
 
 
 def __getattr__(name: str) -> Any:

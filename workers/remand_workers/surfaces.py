@@ -192,7 +192,8 @@ SURFACES: Final = (
     ),
     Surface(
         name="command line",
-        where="`status`, `show`, `quarantine`, `cancel`, `doctor`, `config`, `intake`, for people and with `--json`",
+        where="`status`, `show`, `quarantine`, `cancel`, `doctor`, `config`, `intake`, `registry`, for people and with "
+        "`--json`",
         holds="codes, counts, settings with secrets hidden",
     ),
     Surface(
@@ -208,8 +209,8 @@ SURFACES: Final = (
     ),
     Surface(
         name="payload on request",
-        where="`remand show --payload`",
-        holds="the story of one item with the user's data",
+        where="`remand show --payload`; `--records` of `remand registry entries` and `review`, `remand registry export`",
+        holds="the story of one item, and entries of registries, with the user's data",
         may=USERS_DATA,
     ),
     Surface(

@@ -21,8 +21,6 @@ from sqlalchemy import (
     delete,
     func,
     insert,
-    literal_column,
-    or_,
     select,
     text,
     update,
@@ -138,16 +136,14 @@ _COLUMNS = [registries.c[f.name] for f in fields(RegistryRow)]
 _JOB_COLUMNS = [jobs.c[f.name] for f in fields(Job)]
 _FIND = select(*_COLUMNS).where(registries.c.name == bindparam("name"))
 _LOCK = locked(_FIND)
+_DUE = select(registries.c.name).where(registries.c.due_at <= bindparam("now"), text(WANTED))
 _OWED = (
-    select(literal_column("1"))
-    .select_from(feeds)
+    select(registries.c.name)
+    .distinct()
+    .join_from(registries, feeds, feeds.c.registry == registries.c.name)
     .join(runs, runs.c.id == feeds.c.run_id)
-    .where(feeds.c.registry == registries.c.name, runs.c.ended_at > feeds.c.fed_at)
-    .exists()
+    .where(registries.c.due_at <= bindparam("now"), runs.c.ended_at > feeds.c.fed_at)
 )
-_DUE = select(registries.c.name).where(
-    registries.c.due_at <= bindparam("now"), or_(text(WANTED), _OWED)
-).order_by(registries.c.name)  # fmt: skip
 
 
 def row_of(found: RowMapping) -> RegistryRow:
@@ -364,10 +360,16 @@ class Registries:
         with self.database.write() as connection:
             return want(connection, name, now)
 
-    def due(self, now: float) -> list[str]:
-        """Registries in which something is to be done and that nobody looked after lately."""
+    def due(self, now: float, *, owed: bool = True) -> list[str]:
+        """Registries in which something is to be done and that nobody looked after lately.
+
+        With `owed`, also those that a run has ended for since: this reads a row for each run that ever fed one.
+        """
+        found: set[str] = set()
         with self.database.read() as connection:
-            return list(connection.execute(_DUE, {"now": now}).scalars())
+            for statement in (_DUE, _OWED) if owed else (_DUE,):
+                found.update(connection.execute(statement, {"now": now}).scalars())
+        return sorted(found)
 
     def push(self, name: str, due_at: float, now: float) -> bool:
         """Look at a registry again at `due_at`. False where somebody else moved it first."""

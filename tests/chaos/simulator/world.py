@@ -58,6 +58,12 @@ KEYS = KeyRing.parse(KeyRing.generate())
 LAST_STEP = 9_000
 
 
+class _Pulse(Pulse):
+    """The pulse of a ledger without registries."""
+
+    def _registries(self, now: float) -> None: ...
+
+
 class Violation(BaseException):
     """An invariant does not hold. Not an `Exception`, so that no handler in the product can take it."""
 
@@ -219,7 +225,7 @@ class World:
         self.database = MemoryDatabase(self.yield_to_others)
         self.pipeline = pipeline_of(self.plan.stages, self.plan.retries, self.plan.failing)
         self.runtime = self._wire()
-        self.pulse = Pulse(self.runtime)
+        self.pulse = _Pulse(self.runtime)
         self.workers = 1 if mode == "poison" else 2
         self.frozen_until = [0.0] * self.workers
         self.queue: list[Message] = []

@@ -39,7 +39,7 @@ from .model import Model
 from .pipeline import ITEMS, inputs
 from .texts import CONTROL
 from .watch import Events, Keys, Traffic, Watcher, contents, processes
-from .works import STREAM, messages
+from .works import NAME, STREAM, messages
 
 FOLDER = Path(__file__).resolve().parent.parent
 PATIENCE = 90.0
@@ -294,8 +294,16 @@ class Story:
             ["intake", "dead"], ["intake", "dead", "--json"], ["intake", "retry", "--all"], ["intake", "drop", "99"],
             ["intake", "drop", "--all"], ["intake", "dead", "--settled"],
             *(["show", RUN, do, *["--json"] * (number % 2)] for number, do in enumerate(ITEMS)),
+            *(
+                ["registry", *words, *json]
+                for words in (["list"], *([each, NAME] for each in ("show", "entries", "review", "history")))
+                for json in ([], ["--json"])
+            ),
+            ["registry", "import", NAME, "--input", str(self.data / "in.jsonl")], ["registry", "reconcile", NAME],
+            ["registry", "unmerge", NAME, "1"], ["registry", "accept", NAME, "1"], ["registry", "show", "none such"],
         ]  # fmt: skip
         with_data = [["show", RUN, do, "--payload"] for do in ("good", "module_guided", "module_falls_back")]
+        with_data += [["registry", "entries", NAME, "--records"], ["registry", "export", NAME]]
         for name, commands in (("cli", shown), ("payload", with_data), ("results", [["results", RUN]])):
             process = self._start(name, "privacy_kit.commands", stdin=subprocess.PIPE)
             assert process.stdin is not None

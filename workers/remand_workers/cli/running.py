@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-from remand.pipeline import Pipeline, load
+from remand.pipeline import Pipeline, load, load_target
 from remand_policy import Disposition, RunStatus
 from remand_tasks.state.queries import Progress, exit_status
 from remand_tasks.state.submissions import Submissions
@@ -188,7 +188,7 @@ def submit(settings: Settings, target: str, order: Order, *, wait: bool) -> int:
 def up(settings: Settings, pipelines: list[str]) -> int:
     """`remand up`: services and workers in the foreground until they are told to stop. The exit status."""
     for target in pipelines:
-        load(target)
+        load_target(target)
     signals = Interrupted()
     with ExitStack() as stack:
         stack.enter_context(signals.handled())
