@@ -19,6 +19,9 @@ from remand_tasks.registry.tables import reviews
 from remand_tasks.state.tables import items, runs
 
 
+pytestmark = pytest.mark.timeout(300)
+
+
 @pytest.fixture
 def case(driver: Workers, registry_model: Model) -> Case:
     return Case(driver.stack.client, registry_model)

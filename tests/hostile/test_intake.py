@@ -80,10 +80,14 @@ plain = st.recursive(
     max_leaves=12,
 )
 titles = st.sampled_from(["a", "b", f"{MARKER} c", "", " ", "\0", "x" * 300]) | st.text(max_size=20)
+works_sent = st.fixed_dictionaries({"title": titles}, optional={"year": plain, "more": plain})
 good = st.fixed_dictionaries(
-    {"id": st.text(max_size=30) | st.just(MARKER * 40), "registry": st.sampled_from(["works", "nowhere", MARKER + "/"])},
+    {
+        "id": st.text(max_size=30) | st.just(MARKER * 40),
+        "registry": st.sampled_from(["works", "nowhere", MARKER + "/"]),
+    },
     optional={
-        "entries": st.lists(st.fixed_dictionaries({"title": titles}, optional={"year": plain, "more": plain}), max_size=6),
+        "entries": st.lists(works_sent, max_size=6),
         "reconcile": st.booleans() | plain,
         MARKER: plain,
     },
@@ -135,6 +139,11 @@ def test_known_troublemakers_are_a_message_or_a_reason(body: bytes) -> None:
     check_parsed(body)
 
 
+def test_a_byte_order_mark_is_no_part_of_the_message() -> None:
+    found = parse(b"\xef\xbb\xbf" + b'{"id": "bom", "registry": "works", "reconcile": true}', LIMITS)
+    assert isinstance(found, Message)
+
+
 def check_parsed(body: bytes) -> None:
     found = parse(body, LIMITS)
     if isinstance(found, Message):
@@ -180,11 +189,15 @@ def state(intake: Intake) -> list[Any]:
 
 
 def test_a_refusal_shows_no_word_of_what_it_refuses() -> None:
-    body = json.dumps({"id": "m", "registry": "works", "entries": [{MARKER: [MARKER]}, MARKER], MARKER: MARKER})
+    body = json.dumps(
+        {"id": "m", "registry": "works", "entries": [{MARKER: [MARKER]}, MARKER], MARKER: MARKER}
+    )
     found = parse(body.encode(), LIMITS)
     assert isinstance(found, Refusal)
     assert MARKER not in repr(found)
-    whole = parse(json.dumps({"id": "m", "registry": "works", "entries": [{"title": MARKER}]}).encode(), LIMITS)
+    whole = parse(
+        json.dumps({"id": "m", "registry": "works", "entries": [{"title": MARKER}]}).encode(), LIMITS
+    )
     assert MARKER not in f"{whole!r} {whole}"
     assert MARKER not in repr(Delivery(source="redis", body=body.encode()))
 

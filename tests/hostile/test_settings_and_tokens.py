@@ -17,7 +17,7 @@ from remand_tasks.token import BadToken, Token
 from remand_workers.settings import Settings, SettingsError, variable, without_password
 
 MARKER = "Zqsetting7744x"
-SHOWN = {"flower_address", "model"}
+SHOWN = {"flower_address", "model", "intake_stream", "intake_group", "intake_queue"}
 """Free texts that are no secrets: a representation has them."""
 NAMES = [name for name in Settings.model_fields if name not in ("home",)]
 

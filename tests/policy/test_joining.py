@@ -42,7 +42,9 @@ def test_chance_is_a_chance_and_says_what_the_odds_say(known: Evidence) -> None:
 
 
 @given(evidence, sizes, sizes)
-def test_joining_is_symmetric_and_larger_clusters_need_no_less(known: Evidence, left: int, right: int) -> None:
+def test_joining_is_symmetric_and_larger_clusters_need_no_less(
+    known: Evidence, left: int, right: int
+) -> None:
     assert known.joins(left, right) == known.joins(right, left)
     if known.joins(left + 1, right):
         assert known.joins(left, right)

@@ -365,6 +365,23 @@ def test_waking_keeps_the_epoch_and_happens_once(ledger: Ledger, submissions: Su
     assert ledger.wake(due, NOW + 2) is None
 
 
+def test_who_attends_to_some_runs_sees_those_alone(ledger: Ledger, submissions: Submissions) -> None:
+    runs = ("a-1", "a-2", "ab-1", "A-1", "a%-1")
+    for run in runs:
+        fed(submissions, 1, run=run)
+        ledger.admit(run, ONE_STAGE, NOW)
+
+    def seen(only: str | None) -> list[set[str]]:
+        due = {row.run_id for row in ledger.due(NOW + 60, 10, only=only)}
+        return [due, {run.id for run in ledger.unended(only)}]
+
+    assert seen(None) == [set(runs)] * 2
+    assert seen("a-1") == [{"a-1"}] * 2
+    assert seen("a-*") == [{"a-1", "a-2"}] * 2
+    assert seen("a%-*") == [{"a%-1"}] * 2
+    assert seen("b-*") == [set(), set()]
+
+
 def test_a_row_that_moved_is_not_pushed(ledger: Ledger, submissions: Submissions) -> None:
     fed(submissions, 1)
     (row,) = ledger.admit("r", ONE_STAGE, NOW)

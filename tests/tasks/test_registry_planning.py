@@ -1,18 +1,17 @@
-"""Which entries are compared, in which blocks, and what comes of a whole reconciliation with a matcher in place of a model."""
+"""Which entries are compared, in which blocks, and what a whole reconciliation gives with a matcher for a model."""
 
 from __future__ import annotations
 
 import os
 import random
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-pytest.importorskip("sparse_dot_topn")
 
 from bench.registry import scale
 from bench.registry.matchers import erring, perfect
@@ -27,7 +26,7 @@ from remand_tasks.registry.planning import Between, Planned, Snapshot, plan
 
 pairs_of_rows = st.dictionaries(
     st.tuples(st.integers(0, 40), st.integers(0, 40)).filter(lambda pair: pair[0] < pair[1]),
-    st.floats(0.001, 1),
+    st.sampled_from([0.0625, 0.125, 0.25, 0.5, 1.0]),
     max_size=120,
 ).map(lambda found: [(one, other, worth) for (one, other), worth in found.items()])
 
@@ -235,24 +234,25 @@ def test_nearest_of_a_new_entry_are_those_of_comparing_with_everything() -> None
 
 
 def test_entry_with_another_text_is_found_by_the_new_one_alone() -> None:
-    index = Index(["a", "b"], ["walter brennan boston", "julia okafor lagos"])
-    index.add("a", "henrik larsen bergen")
-    assert len(index) == 2
-    assert index.nearest("walter brennan boston", 3) == []
-    assert [name for name, _ in index.nearest("henrik larsen bergen", 3)] == ["a"]
+    index = Index(["a", "b", "c"], ["walter brennan", "julia okafor", "henrik larsen"])
+    index.add("a", "larsen")
+    assert len(index) == 3
+    assert index.nearest("walter brennan", 3) == []
+    assert {name for name, _ in index.nearest("larsen", 3)} == {"a", "c"}
 
 
 def test_mean_of_a_cluster_is_near_to_what_its_members_are_near_to() -> None:
     texts = ["anna maria kowalska", "kowalska warszawa", "anna maria warszawa", "peter smith leeds"]
     found = Vectors(texts).nearest_clusters(np.array([0, 0, 1, 2]), 2)
-    assert list(zip(found.left.tolist(), found.right.tolist(), strict=True))[0] == (0, 1)
+    assert (found.left[0], found.right[0]) == (0, 1)
     assert found.score.max() <= 1 + 1e-6
 
 
-@pytest.mark.parametrize("texts", [[], ["-"], ["-", "?"], ["", "a", "b"]])
-def test_entries_without_a_token_have_no_neighbours(texts: list[str]) -> None:
-    vectors = Vectors(texts) if texts else None
-    assert vectors is None or (len(vectors.nearest(3)) == 0 and vectors.empty == len(texts))
+@pytest.mark.parametrize(("texts", "empty"), [(["-"], 1), (["-", "?"], 2), (["-", "anna", "peter"], 1)])
+def test_entries_without_a_token_have_no_neighbours_and_are_counted(texts: list[str], empty: int) -> None:
+    vectors = Vectors(texts)
+    assert len(vectors.nearest(3)) == 0
+    assert vectors.empty == empty
 
 
 def test_normalised_texts_are_compared() -> None:
@@ -299,7 +299,7 @@ def test_budget_of_calls_is_never_exceeded(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_cluster_of_64_is_assembled_from_blocks_of_24(seed: int, tmp_path: Path) -> None:
     """R10."""
-    words = "reliable structured extraction with language models under supervision of validators".split()
+    words = [*map("".join, product(["ka", "li", "mo"], ["ster", "venn", "dorf", "quin"]))]
     rng = random.Random(5)
     texts = [" ".join(rng.sample(words, 7)) for _ in range(64)]
     others = _texts(40, 9)
@@ -326,7 +326,10 @@ def test_matcher_that_errs_does_not_join_everything(tmp_path: Path) -> None:
     assert outcome.recall > 0.8
 
 
-@pytest.mark.skipif("REMAND_TEST_DATA" not in os.environ, reason="REMAND_TEST_DATA names no labelled data")
+@pytest.mark.skipif(
+    "REMAND_TEST_DATA" not in os.environ,
+    reason="NOT PROVED on labelled data: REMAND_TEST_DATA names no folder",
+)
 @pytest.mark.parametrize(("name", "calls"), [("fake_1000", 60), ("fodors_zagat", 60)])
 def test_labelled_set_is_reconciled(name: str, calls: int) -> None:
     outcome = measure(name, Path(os.environ["REMAND_TEST_DATA"]), "perfect", 0, calls)

@@ -286,7 +286,11 @@ def test_messages_of_other_systems_become_a_reconciliation(fenced: Fenced) -> No
     fenced.forget_refusals()
     entries = [{"title": "one thing"}, {"title": "one thing!"}]
     with fenced.client("broker", "sender") as sender:
-        for body in (json.dumps({"id": "m", "registry": "works", "entries": entries}), "no JSON", "no JSON either"):
+        for body in (
+            json.dumps({"id": "m", "registry": "works", "entries": entries}),
+            "no JSON",
+            "no JSON either",
+        ):
             sender.xadd("remand.intake", {"json": body})
     done = fenced.remand("intake", "intake", "--once", "--registry", "fenced:works", "--json")
     assert done.returncode == 3, done.stderr

@@ -64,13 +64,13 @@ def different_years(one, other):
     return one.title.rpartition(" ")[2] != other.title.rpartition(" ")[2]
 
 
-def first_with_all(works):
-    return works[0].model_copy(update={{"doi": next((work.doi for work in works if work.doi), None)}})
+def counted(works):
+    return works[0].model_copy(update={{"note": f"made of {{len(works)}}"}})
 
 
 works = Registry(
     "works", Work, version="1", key=by_id, text=title, exact=[doi], cannot_link=[different_years],
-    merge=first_with_all, proposer=ChatProposer(model="scripted", repairs=0),
+    merge=counted, proposer=ChatProposer(model="scripted", repairs=0),
 )
 other = Registry(
     "other", Work, version=os.environ.get("OTHER_VERSION", "1"), key=by_id, text=title,
@@ -316,7 +316,7 @@ def test_export_writes_a_line_a_cluster_with_its_canonical_record(here: Here, tm
     assert status == 0
     found = {line["id"]: line for line in lines(out)}
     assert found["a1"]["members"] == ["a1", "a2", "a3"]
-    assert found["a1"]["record"]["doi"] == "10.1/A"
+    assert found["a1"]["record"]["note"] == "made of 3"
     assert len(found) == 5
     file = tmp_path / "out.jsonl"
     assert here("registry", "export", "works", "-o", str(file))[:2] == (0, "")
@@ -395,6 +395,12 @@ def test_what_is_wrong_is_one_clear_message(
     assert message in err
     assert err.count("error: ") == 1
     assert (out, "Traceback" in err) == ("", False)
+
+
+def test_a_registry_that_moved_is_looked_for_where_it_was_added_last(copy: Here) -> None:
+    assert json.loads(copy("registry", "list", "--json")[1])[0]["target"] == "library:works"
+    assert copy("registry", "add", "library:pipeline#works")[0] == 0
+    assert json.loads(copy("registry", "list", "--json")[1])[0]["target"] == "library:pipeline#works"
 
 
 def test_code_of_another_version_takes_nothing_until_it_is_made_known(

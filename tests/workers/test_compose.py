@@ -86,7 +86,9 @@ def test_workers_start_on_a_migrated_ledger_and_are_asked_where_they_serve_metri
     for role in SERVING:
         service = services[role]
         assert service["depends_on"]["migrate"] == {"condition": "service_completed_successfully"}
-        assert f":{service['environment']['REMAND_METRICS_PORT']}/metrics" in service["healthcheck"]["test"][-1]
+        assert (
+            f":{service['environment']['REMAND_METRICS_PORT']}/metrics" in service["healthcheck"]["test"][-1]
+        )
     for once in ("migrate", "accounts"):
         assert services[once]["restart"] == "no"
 
@@ -97,7 +99,9 @@ def test_servers_start_with_the_accounts_that_are_made_for_them(
 ) -> None:
     given = services["accounts"]["environment"]
     makes = services["accounts"]["entrypoint"][-1]
-    makes = makes.replace("python /accounts", f"{sys.executable} {ROOT}/deploy/redis").replace("/acl", f"{tmp_path}")
+    makes = makes.replace("python /accounts", f"{sys.executable} {ROOT}/deploy/redis").replace(
+        "/acl", f"{tmp_path}"
+    )
     made = subprocess.run(["sh", "-c", makes], env={**os.environ, **given}, capture_output=True, check=True)
     assert made.stdout == b""  # Passwords would stand in the container's log.
     socket = tmp_path / "socket"

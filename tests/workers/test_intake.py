@@ -105,7 +105,9 @@ class AmqpOffice:
     """A queue. It is declared by who reads from it; until then a message would be lost, so this declares it, too."""
 
     rabbit: Rabbit
-    arguments: dict[str, Any] = field(default_factory=lambda: {"x-queue-type": "quorum", "x-delivery-limit": 20})
+    arguments: dict[str, Any] = field(
+        default_factory=lambda: {"x-queue-type": "quorum", "x-delivery-limit": 20}
+    )
     kind = "amqp"
 
     @property
@@ -194,7 +196,8 @@ class House:
     def stored(self) -> dict[str, int]:
         """Entries with their versions."""
         with self.database.read() as connection:
-            return {name: version for name, version in connection.execute(select(entries.c.id, entries.c.version))}
+            rows = connection.execute(select(entries.c.id, entries.c.version)).all()
+        return {row.id: row.version for row in rows}
 
     def taken(self) -> list[str]:
         with self.database.read() as connection:
@@ -479,7 +482,9 @@ def test_a_letter_is_retried_once_its_registry_is_mended(house: House) -> None:
 def test_a_letter_is_dropped_with_its_message(house: House) -> None:
     house.office.send(MARKER.encode(), b"{}")
     house.once()
-    (shown,) = (each for each in json.loads(house.remand("dead", "--json").stdout) if each["reason"] == "not_json")
+    (shown,) = (
+        each for each in json.loads(house.remand("dead", "--json").stdout) if each["reason"] == "not_json"
+    )
     assert house.remand("drop", str(shown["id"])).returncode == 0
     assert len(house.bodies()) == 1
     assert house.remand("drop", "--all").returncode == 0
@@ -497,21 +502,6 @@ def test_a_message_that_has_expired_is_not_retried(redis_house: House) -> None:
     assert done.returncode == 1
     assert "expired" in done.stderr
     assert list(redis_house.dead()) == ["not_json"]
-
-
-def test_a_flood_of_garbage_does_not_fill_the_vault(redis_house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    from remand_tasks.registry.letters import Letters, Reason, Refusal
-    from remand_tasks.state.vault import Vault
-
-    vault = Vault(redis_house.vault.client, KeyRing.parse(KeyRing.generate()))
-    letters = Letters(
-        database=redis_house.database, vault=vault, clock=time.time, lifetime=60, most_kept=1_000
-    )
-    for number in range(30):
-        letters.bury(Refusal(Reason.NOT_JSON), source="redis", digest=str(number), size=100, body=b"x" * 100)
-    kept = [letter.kept for letter in listed(redis_house.database)]
-    assert sum(kept) == 1_000
-    assert len(redis_house.bodies()) == 10
 
 
 # ------------------------------------------------------------------------------------------- crashes and company
@@ -541,7 +531,9 @@ def test_a_crash_after_a_dead_letter_leaves_one_letter(house: House) -> None:
     assert len(house.bodies()) == 1
 
 
-def test_a_message_that_ends_every_process_is_dead_in_the_end_and_its_neighbours_are_taken(house: House) -> None:
+def test_a_message_that_ends_every_process_is_dead_in_the_end_and_its_neighbours_are_taken(
+    house: House,
+) -> None:
     house.office.send(body("m1", "a"), body("poison", "die"), body("m2", "b"))
     deaths = 0
     for _ in range(10):
@@ -749,7 +741,9 @@ def test_a_body_that_ends_whoever_reads_it_is_at_last_not_even_read(redis_house:
     assert redis_house.quiet()
 
 
-def test_consumers_that_are_long_gone_are_forgotten(redis_house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_consumers_that_are_long_gone_are_forgotten(
+    redis_house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from remand_workers.intake import stream
 
     monkeypatch.setattr(stream, "_GONE", 50)
@@ -765,7 +759,9 @@ def test_consumers_that_are_long_gone_are_forgotten(redis_house: House, monkeypa
     assert [each["name"] for each in client.xinfo_consumers(NAME, "remand")] == [b"holds something"]
 
 
-@pytest.mark.skipif(shutil.which("redis-cli") is None, reason="NOT PROVED with redis-cli: it is not installed")
+@pytest.mark.skipif(
+    shutil.which("redis-cli") is None, reason="NOT PROVED with redis-cli: it is not installed"
+)
 def test_redis_cli_sends_what_the_page_says(redis_house: House) -> None:
     socket = redis_house.environment["REMAND_BROKER_URL"].removeprefix("redis+socket://")
     command = ["redis-cli", "-s", socket, "XADD", NAME, "*", "json", body("m1", "a").decode()]
@@ -855,6 +851,9 @@ def test_the_schema_says_what_a_message_is(redis_house: House) -> None:
     assert schema["additionalProperties"] is False
     assert schema["required"] == ["id", "registry"]
     assert set(schema["properties"]) == {"id", "registry", "entries", "reconcile"}
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "start-a-job-from-another-system.md"
+    *_, printed = re.findall(r"^```json\n(.*?)^```", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    assert json.loads(printed) == schema
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,7 @@ def test_the_labels_are_a_closed_set() -> None:
     }
     assert labels == {
         "pipeline", "stage", "validator", "verdict", "production", "decision", "status", "reason", "direction",
+        "source", "result",
     }  # fmt: skip
 
 

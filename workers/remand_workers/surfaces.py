@@ -209,7 +209,7 @@ SURFACES: Final = (
     ),
     Surface(
         name="payload on request",
-        where="`remand show --payload`; `--records` of `remand registry entries` and `review`, `remand registry export`",
+        where="`remand show --payload`, `remand registry entries --records` and `review --records`, `registry export`",
         holds="the story of one item, and entries of registries, with the user's data",
         may=USERS_DATA,
     ),

@@ -228,7 +228,7 @@ class Intake:
         now = self.clock()
         with self.database.write() as connection:
             inserted = connection.execute(
-                self.database.insert_or_ignore(messages),
+                self.database.insert_or_ignore(messages).returning(messages.c.id),
                 {
                     "id": message.id,
                     "registry": row.name,
@@ -238,7 +238,7 @@ class Intake:
                     "at": now,
                 },
             )
-            if inserted.rowcount == 0:  # another process was faster
+            if inserted.scalar() is None:  # another process was faster
                 before = _before(connection, message.id, digest)
                 return refused(before) if isinstance(before, Reason) else Result.REDELIVERED
             if made:

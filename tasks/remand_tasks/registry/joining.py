@@ -11,9 +11,10 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from operator import itemgetter
 from typing import Any, Final
 
-from sqlalchemy import Connection, bindparam, insert, select, update
+from sqlalchemy import Connection, String, bindparam, insert, select, update
 
 from remand.errors import BadEntry
 from remand.registry import Registry
@@ -27,7 +28,8 @@ DECISIVE: Final = (PERSON, UNMERGE)
 POSITIVE, NEGATIVE, UNSURE, FAILED = "positive", "negative", "unsure", "failed"
 
 # Made once: they are asked with every block, and to make one takes longer than to ask it.
-_NAME, _SOME = bindparam("of"), bindparam("some", expanding=True)
+_NAME: Final = bindparam("of", type_=String())
+_SOME: Final = bindparam("some", expanding=True, type_=String())
 _MEMBERS: Final = (
     select(entries.c.id, entries.c.cluster, entries.c.version, entries.c.ordinal)
     .where(entries.c.registry == _NAME, entries.c.cluster.in_(_SOME))
@@ -36,14 +38,10 @@ _MEMBERS: Final = (
 _STANDING: Final = select(clusters.c.id, clusters.c.version, clusters.c.receipt).where(
     clusters.c.registry == _NAME, clusters.c.id.in_(_SOME)
 )
-_JUDGED: Final = (
-    select(
-        edges.c.one, edges.c.other, edges.c.one_version, edges.c.other_version,
-        edges.c.judgement, edges.c.source, edges.c.prior,
-    )
-    .where(edges.c.registry == _NAME, edges.c.one.in_(_SOME))
-    .order_by(edges.c.id)
-)  # fmt: skip
+_JUDGED: Final = select(
+    edges.c.id, edges.c.one, edges.c.other, edges.c.one_version, edges.c.other_version,
+    edges.c.judgement, edges.c.source, edges.c.prior,
+).where(edges.c.registry == _NAME, edges.c.one.in_(_SOME))  # fmt: skip
 _MOVE: Final = (
     update(entries)
     .where(entries.c.registry == _NAME, entries.c.cluster.in_(_SOME))
@@ -121,18 +119,23 @@ class Clusters:
                 entry_versions[entry] = version
             for cluster, version, receipt in connection.execute(_STANDING, of_some):
                 self.versions[cluster], self.receipts[cluster] = version, receipt
+        self._read_judgements(entry_versions)
+
+    def _read_judgements(self, versions: Mapping[str, int]) -> None:
         for some in chunks(self.owner):
-            for one, other, one_version, other_version, judgement, source, prior in connection.execute(
-                _JUDGED, {"of": name, "some": some}
-            ):
+            # Put in order here: told to, SQLite takes the order from an index and reads the whole registry.
+            found = sorted(
+                self._connection.execute(_JUDGED, {"of": self.registry.name, "some": some}), key=itemgetter(0)
+            )
+            for _, one, other, one_version, other_version, judgement, source, prior in found:
                 if other not in self.owner:
                     continue
                 if source in DECISIVE:  # what was said last of a pair counts
                     (self._apart.add if judgement == NEGATIVE else self._apart.discard)((one, other))
                 elif (
                     judgement in (POSITIVE, NEGATIVE)
-                    and one_version == entry_versions[one]
-                    and other_version == entry_versions[other]
+                    and one_version == versions[one]
+                    and other_version == versions[other]
                 ):
                     self._judged.append((one, other, evidence_of(judgement, prior)))
 

@@ -86,7 +86,7 @@ class Letters:
     most_kept: int = field(default=MOST_KEPT)
 
     def bury(self, refusal: Refusal, *, source: str, digest: str, size: int, body: bytes = b"") -> int:
-        """Make the letter of a message, or bring up the one that it has. `body` is kept if there is room. Its number."""
+        """Make a message's letter, or bring up the one that it has; `body` is kept if there is room. Its number."""
         now = self.clock()
         this = (dead.c.source == source) & (dead.c.digest == digest)
         others = select(func.coalesce(func.sum(dead.c.kept), 0)).where(

@@ -60,8 +60,10 @@ class Between:
         order = np.lexsort((high, low))
         low, high = low[order], high[order]
         first = np.flatnonzero(_changes(low) | _changes(high))
-        sums = [np.add.reduceat(each[order].astype(np.int64), first) for each in (positive, negative)]
-        return cls(low[first], high[first], *sums, np.maximum.reduceat(prior[order], first))
+        same, different = (
+            np.add.reduceat(each[order].astype(np.int64), first) for each in (positive, negative)
+        )
+        return cls(low[first], high[first], same, different, np.maximum.reduceat(prior[order], first))
 
     def evidence(self, place: int) -> Evidence:
         """The judgements of one pair."""

@@ -65,7 +65,7 @@ class View:
             number: dict[str, int] = {}
             cluster = np.array([number.setdefault(row.cluster, len(number)) for row in found], dtype=np.int64)
             fresh = np.array([bool(row.fresh) for row in found], dtype=bool)
-            judgements = last._judgements if last is not None else Judgements(job_id)
+            judgements = Judgements(job_id) if last is None else last._judgements
             if fresh.any():
                 judgements.read(connection, name, ids)
         snapshot = judgements.snapshot(ids, versions, cluster, fresh)

@@ -29,7 +29,7 @@ from remand_tasks.registry.tables import edges, entries, merges
 from remand_workers.client import Client
 
 URL = "CONFORMANCE_REGISTRY_MODEL"
-PATIENCE = 60.0
+PATIENCE = 150.0
 
 
 class Thing(BaseModel):

@@ -242,7 +242,13 @@ class Story:
         (self.folder / "foreign").write_bytes(b"\n".join(seen))
         self._environment["REMAND_INTAKE_URL"] = f"redis+socket://{path}"
         self._start(
-            "intake", "remand_workers.cli", "intake", "--stream", STREAM, "--registry", "privacy_kit.works:works"
+            "intake",
+            "remand_workers.cli",
+            "intake",
+            "--stream",
+            STREAM,
+            "--registry",
+            "privacy_kit.works:works",
         )
         until(lambda: not foreign.xlen(STREAM), "an empty stream")
 

@@ -21,7 +21,9 @@ def _be(arguments: Sequence[str], folder: str, environment: Mapping[str, str], o
     os.chdir(folder)
     nothing = os.open(os.devnull, os.O_RDONLY)
     for descriptor, path in ((0, None), (1, out), (2, err)):
-        os.dup2(nothing if path is None else os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND), descriptor)
+        os.dup2(
+            nothing if path is None else os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND), descriptor
+        )
     # As an interpreter has it: multiprocessing's children ignore Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     from remand_tasks import faults
@@ -40,7 +42,9 @@ def _be(arguments: Sequence[str], folder: str, environment: Mapping[str, str], o
 class Command:
     """A command that runs, or has run."""
 
-    def __init__(self, arguments: Sequence[str], folder: Path, environment: Mapping[str, str], name: str) -> None:
+    def __init__(
+        self, arguments: Sequence[str], folder: Path, environment: Mapping[str, str], name: str
+    ) -> None:
         self._out, self._err = folder / f"{name}.out", folder / f"{name}.err"
         for path in (self._out, self._err):
             path.touch()
@@ -66,7 +70,9 @@ class Command:
     def wait(self, seconds: float = 90) -> int:
         """Wait for its end. Its exit status, negative for a signal."""
         self._process.join(seconds)
-        assert self._process.exitcode is not None, f"it has not ended within {seconds:g} s: {self.stderr[-2_000:]}"
+        assert self._process.exitcode is not None, (
+            f"it has not ended within {seconds:g} s: {self.stderr[-2_000:]}"
+        )
         return int(self._process.exitcode)
 
     def end(self) -> None:

@@ -25,10 +25,12 @@ Everything = Annotated[bool, typer.Option("--all", help="Every dead letter that 
 
 def run(
     stream: Annotated[
-        str | None, typer.Option("--stream", metavar="NAME", help="The Redis Stream. Else REMAND_INTAKE_STREAM.")
+        str | None,
+        typer.Option("--stream", metavar="NAME", help="The Redis Stream. Else REMAND_INTAKE_STREAM."),
     ] = None,
     group: Annotated[
-        str | None, typer.Option("--group", metavar="NAME", help="Its consumer group. Else REMAND_INTAKE_GROUP.")
+        str | None,
+        typer.Option("--group", metavar="NAME", help="Its consumer group. Else REMAND_INTAKE_GROUP."),
     ] = None,
     queue: Annotated[
         str | None, typer.Option("--queue", metavar="NAME", help="The AMQP queue. Else REMAND_INTAKE_QUEUE.")
@@ -82,9 +84,7 @@ def dead(
         taking_in.list_dead(queries.database, settled=settled, limit=limit, json=json)
 
 
-def retry(
-    letters: Numbers = None, all_: Everything = False, home: Home = None, json: Json = False
-) -> None:
+def retry(letters: Numbers = None, all_: Everything = False, home: Home = None, json: Json = False) -> None:
     """Take dead letters' messages once more, as far as the vault still has them: mended registries take them now."""
     from . import taking_in
     from .context import read_settings
@@ -92,9 +92,7 @@ def retry(
     finish(taking_in.retry(read_settings(home=home), letters or [], everything=all_, json=json))
 
 
-def drop(
-    letters: Numbers = None, all_: Everything = False, home: Home = None, json: Json = False
-) -> None:
+def drop(letters: Numbers = None, all_: Everything = False, home: Home = None, json: Json = False) -> None:
     """Delete dead letters' messages and take the letters off the list. That they were there stays recorded."""
     from . import taking_in
     from .context import read_settings

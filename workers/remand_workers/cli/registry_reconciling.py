@@ -75,6 +75,17 @@ def reconcile(settings: Settings, name_or_target: str, *, quiet: bool, json: boo
         return report.exit_status
 
 
+def reconciler_class() -> type[Reconciler]:
+    """What plans and applies. Raises `CommandError` where the numerical libraries that it needs are missing."""
+    try:
+        from remand_tasks.registry.reconcile import Reconciler
+    except ModuleNotFoundError as error:
+        raise CommandError(
+            f"{error.name} is missing, which comparing entries needs; install remand[registry]"
+        ) from None
+    return Reconciler
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
     """What came of a registry's reconciliation: where it stands, the jobs that ended, their rounds."""
@@ -227,19 +238,13 @@ class Work:
         return Report(self._queries.standing(self._row.name), jobs, rounds, time.monotonic() - self._began)
 
     def _reconciler(self) -> Reconciler:
-        try:
-            from remand_tasks.registry.reconcile import Reconciler
-        except ModuleNotFoundError as error:
-            raise CommandError(
-                f"{error.name} is missing, which comparing entries needs; install remand[registry]"
-            ) from None
         pipelines = Pipelines()
 
         def pipeline_of(run: RunInfo) -> Pipeline | None:
             bound = pipelines.of(run)
             return None if bound is None else bound.pipeline
 
-        return Reconciler(self._client.database, pipelines.registry, pipeline_of, self._client.now)
+        return reconciler_class()(self._client.database, pipelines.registry, pipeline_of, self._client.now)
 
     def _look(self) -> tuple[RegistryRow, Job | None]:
         registries = Registries(self._client.database)

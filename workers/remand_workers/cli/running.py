@@ -28,7 +28,7 @@ from .feeding import Feeder, Lines
 from .interrupting import Interrupted
 from .models import check_model_server
 from .outputs import Output
-from .registry_reconciling import Report, Work
+from .registry_reconciling import Report, Work, reconciler_class
 from .watching import View, summary
 
 _LOOK = 0.1
@@ -62,7 +62,7 @@ class Order:
 def run(settings: Settings, target: str, order: Order) -> int:
     """`remand run`: everything that a run needs, from input to output. The exit status."""
     pipeline = load(target)
-    check_model_server(pipeline, settings)
+    _check_servers(pipeline, settings, order)
     if order.input is None:
         raise UsageError("name the input: --input FILE.jsonl, or --input - for standard input")
     destination = order.destination()
@@ -86,7 +86,7 @@ def resume(settings: Settings, run_id: str, order: Order, *, close_input: bool) 
     with ledger(settings) as queries:
         found = run_named(queries, run_id)
     pipeline = load(found.target)
-    check_model_server(pipeline, settings)
+    _check_servers(pipeline, settings, order)
     if order.input is None and not found.input_done and not close_input:
         raise UsageError(
             f"the input of run {found.id!r} was not read to its end. Give it again with --input (items that the run "
@@ -149,7 +149,7 @@ def redrive(settings: Settings, run_id: str, order: Order, chosen: Chosen, *, pr
         if count:
             _say_worst_case(pipeline, count, quiet=order.quiet)
         return 0
-    check_model_server(pipeline, settings)
+    _check_servers(pipeline, settings, order)
     _say_worst_case(pipeline, count, quiet=order.quiet)
     output = Output(order.destination(), source=None)
     order = replace(order, run_id=found.id)
@@ -239,6 +239,7 @@ class _Work:
         self._signals = Interrupted()
         self._crew: Crew | None = None
         self._feeder: Feeder | None = None
+        self._ended = False
 
     def __enter__(self) -> _Work:
         try:
@@ -262,7 +263,7 @@ class _Work:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        begun = hasattr(self, "run")
+        begun = hasattr(self, "run") and not self._ended
         try:
             self._stack.close()
         finally:
@@ -351,6 +352,7 @@ class _Work:
             feeder.stop()
         self._output.advance(self.client.queries, self.run.id, len(self._pipeline.stages))
         where = self._output.finish()
+        self._ended = True
         self._view.__exit__(None, None, None)
         status = exit_status(RunStatus(progress.run.status))
         if status == 0 and self._bad:
@@ -387,7 +389,7 @@ class _Work:
         reports = []
         for feed in self._pipeline.registries if self._order.reconcile else ():
             name = feed.registry.name
-            if not self._embedded:
+            if not (self._embedded and self._order.workers):
                 say_quietly(
                     self._order, f"workers that stay reconcile registry {name!r}: remand registry show {name}"
                 )
@@ -416,6 +418,15 @@ class _Work:
         if self._order.output is not None:
             words += ["--output", self._order.output]
         return shlex.join(words)
+
+
+def _check_servers(pipeline: Pipeline, settings: Settings, order: Order) -> None:
+    """Refuse to begin what could not be done to its end: a model's server or a library is missing."""
+    check_model_server(pipeline, settings)
+    if settings.embedded and order.workers and order.reconcile and pipeline.registries:
+        reconciler_class()
+        for feed in pipeline.registries:
+            check_model_server(feed.registry.pipeline, settings)
 
 
 def _say_worst_case(pipeline: Pipeline, items: int | None, *, quiet: bool) -> None:

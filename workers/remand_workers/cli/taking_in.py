@@ -14,7 +14,7 @@ from remand_tasks.state.vault import VaultError
 from ..intake import run_intake
 from ..intake.process import opened
 from ..settings import Settings
-from .console import plural, say, table, write_json, write_table
+from .console import say, table, write_json, write_table
 from .context import attached
 from .failures import DEGRADED, FAILED, INTERRUPTED, SUCCEEDED, UsageError
 from .standing import when
@@ -42,7 +42,19 @@ def list_dead(database: Database, *, settled: bool, limit: int, json: bool) -> N
     if not found:
         say("there are no dead letters")
         return
-    columns = ("id", "message", "registry", "source", "reason", "detail", "#bytes", "kept", "#times", "state", "last seen")
+    columns = (
+        "id",
+        "message",
+        "registry",
+        "source",
+        "reason",
+        "detail",
+        "#bytes",
+        "kept",
+        "#times",
+        "state",
+        "last seen",
+    )
     rows = [
         (
             str(each.id), each.message_id or None, each.registry or None, each.source, each.reason, each.detail or None,
@@ -107,11 +119,15 @@ def _chosen(
 ) -> Iterator[tuple[Intake, list[Letter]]]:
     """The letters that are named, or all. Raises `UsageError` for a number that is none."""
     if bool(numbers) == everything:
-        raise UsageError("name dead letters by their numbers, as `remand intake dead` lists them, or say --all")
+        raise UsageError(
+            "name dead letters by their numbers, as `remand intake dead` lists them, or say --all"
+        )
     with ExitStack() as stack:
         intake = stack.enter_context(opened(attached(settings, stack)))
         letters = listed(intake.database, ids=numbers)
         missing = sorted(set(numbers) - {letter.id for letter in letters})
         if missing:
-            raise UsageError(f"no dead letter {', '.join(map(str, missing))}; `remand intake dead` lists them")
+            raise UsageError(
+                f"no dead letter {', '.join(map(str, missing))}; `remand intake dead` lists them"
+            )
         yield intake, letters[::-1]

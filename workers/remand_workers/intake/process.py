@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -98,7 +97,9 @@ def opened(settings: Settings) -> Iterator[Intake]:
         client.close()
 
 
-def run_intake(settings: Settings, *, registries: Sequence[str] = (), once: bool = False) -> tuple[Tally, bool]:
+def run_intake(
+    settings: Settings, *, registries: Sequence[str] = (), once: bool = False
+) -> tuple[Tally, bool]:
     """Take messages until told to stop, or with `once` until none waits. What became of them, and whether by SIGINT.
 
     `registries` are loaded and made known to the ledger before the first message. Raises `PipelineError` for one that
@@ -184,7 +185,9 @@ class _Serving:
     def serve_all(self, sources: Sequence[Source]) -> None:
         """Serve every source until told to stop; say once a minute what happened, if anything did."""
         threads = [
-            threading.Thread(target=self.serve, args=(source,), name=f"remand-intake-{source.kind}", daemon=True)
+            threading.Thread(
+                target=self.serve, args=(source,), name=f"remand-intake-{source.kind}", daemon=True
+            )
             for source in sources
         ]
         for thread in threads:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import time
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from kombu import Connection
+from kombu.connection import Connection
 
 from remand_tasks.registry.intake import MOST_DELIVERIES, Delivery
 
@@ -89,8 +89,7 @@ class Queue:
         """Hold the message in hand for a lease; the next ones come through a channel of their own."""
         held = self._in_hand
         assert held is not None
-        body, number = held.delivery.body, held.delivery.number + 1
-        held.delivery = Delivery(source=self.kind, body=body, number=number)
+        held.delivery = replace(held.delivery, number=held.delivery.number + 1)
         held.due = time.monotonic() + self._lease
         self._waiting.append(held)
         if held.channel is self._channel:
