@@ -512,7 +512,12 @@ def test_a_run_whose_pipeline_has_changed_is_not_read_in_and_that_is_said(shop: 
 def test_workers_that_stay_do_it_and_the_command_and_the_client_watch(
     shop: Any, until: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with ScriptedModel(same) as model:
+    busy = True
+
+    def answer(request: RecordedRequest) -> Any:
+        return Reply("later", status=429, headers={"retry-after": "0.2"}) if busy else same(request)
+
+    with ScriptedModel(answer) as model:
         open_library(shop, model)
         up = shop.start("up", "--pipeline", "library:works")
         while "ready" not in (line := up.stderr.readline()):
@@ -521,10 +526,14 @@ def test_workers_that_stay_do_it_and_the_command_and_the_client_watch(
             addresses = services.settings.environment()
             shop.remand("registry", "add", "library:works", **addresses)
             shop.remand("registry", "import", "works", "-i", "works.jsonl", **addresses)
-            done = shop.remand("registry", "reconcile", "works", "--json", **addresses)
-            assert done.returncode == 0, done.stderr
-            [report] = lines(done.stdout)
+            watching = shop.start("registry", "reconcile", "works", "--json", **addresses)
+            assert "the workers that serve the broker do it" in watching.stderr.readline()
+            busy = False
+            out, err = watching.communicate(timeout=60)
+            assert watching.returncode == 0, err
+            [report] = lines(out)
             assert (report["clusters"], report["fresh"], report["state"]) == (5, 0, "idle")
+            assert len(report["jobs"]) == 1
 
             monkeypatch.chdir(shop.folder)
             monkeypatch.setattr(sys, "path", [*sys.path])
