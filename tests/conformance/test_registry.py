@@ -18,7 +18,6 @@ from remand_tasks.registry.store import RegistryError, notes
 from remand_tasks.registry.tables import reviews
 from remand_tasks.state.tables import items, runs
 
-
 pytestmark = pytest.mark.timeout(300)
 
 

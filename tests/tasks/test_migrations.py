@@ -8,9 +8,9 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 
+import remand_tasks.registry.tables  # noqa: F401 - among the metadata
 from remand_tasks.state.engine import Database
 from remand_tasks.state.migrate import upgrade
-import remand_tasks.registry.tables  # noqa: F401 - among the metadata
 from remand_tasks.state.tables import metadata
 
 

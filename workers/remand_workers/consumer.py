@@ -4,8 +4,8 @@ Celery's own consumer ends the whole worker over some shapes of messages (a task
 puts the message back, and so ends the next worker too. It also takes what Remand never sends: other tasks, compressed
 bodies that grow without bound, messages to be kept in memory until a far day, chains of anybody's tasks. Here only what
 `CelerySender` sends gets through: one of three tasks, one token, a chain of the same about the same token; or the one
-that looks after a registry, and its name. Nothing of a message that is refused is logged. What cannot even be taken off the list (raw pushes without kombu's envelope) never
-gets this far.
+that looks after a registry, and its name. Nothing of a message that is refused is logged. What cannot even be taken
+off the list (raw pushes without kombu's envelope) never gets this far.
 """
 
 from __future__ import annotations
