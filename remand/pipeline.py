@@ -103,7 +103,7 @@ class Stage:
         except ValueError as error:
             raise PipelineError(f"stage {self.name!r}", f"policy: {error}") from None
 
-    @property
+    @cached_property
     def groups(self) -> tuple[tuple[int, ...], ...]:
         """Indices of neighbouring validators that share a queue: each group runs in one hop."""
         groups: list[list[int]] = []
@@ -194,6 +194,10 @@ class Pipeline:
             described["registries"] = [feed.describe() for feed in self.registries]
         return digest(described)
 
+    @cached_property
+    def _policies(self) -> tuple[Policy, ...]:
+        return tuple(stage.effective_policy(self.policy) for stage in self.stages)
+
     def rules(
         self, stage: int, *, max_recoveries: int = 3, max_reopens: int = 8, max_throttles: int = 10_000
     ) -> Rules:
@@ -204,7 +208,7 @@ class Pipeline:
             execution_retries=tuple(validator.execution_retries for validator in bound.validators),
             corrections=bound.producer.correction == SINGLE_RESPONSE_V1,
             blind_retries=bound.blind_retries,
-            policy=bound.effective_policy(self.policy),
+            policy=self._policies[stage],
             max_recoveries=max_recoveries,
             max_reopens=max_reopens,
             max_throttles=max_throttles,

@@ -7,7 +7,7 @@ exactly the text of a token is refused, and the refusal never repeats what was s
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from remand.errors import RemandError
 
@@ -33,8 +33,7 @@ class BadToken(RemandError):
         return f"not a token: wrong {self.code}"
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Token:
+class Token(NamedTuple):
     """One execution of one attempt. `epoch` belongs to the item and only ever rises."""
 
     run: str

@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from threading import Barrier
 from typing import Any
 
@@ -36,7 +35,7 @@ def nothing_stays_for_ever(redis_client: redis.Redis) -> Any:
 
 
 def next_epoch(token: Token = T, by: int = 1) -> Token:
-    return replace(token, epoch=token.epoch + by)
+    return token._replace(epoch=token.epoch + by)
 
 
 def age(client: redis.Redis, seconds: float, token: Token = T) -> None:
@@ -108,9 +107,9 @@ def test_opening_the_same_or_an_older_epoch_changes_nothing(
 
 
 def test_epochs_are_compared_as_numbers(attempts: Attempts) -> None:
-    assert opened(attempts, replace(T, epoch=9))
-    assert opened(attempts, replace(T, epoch=10))
-    assert not opened(attempts, replace(T, epoch=9))
+    assert opened(attempts, T._replace(epoch=9))
+    assert opened(attempts, T._replace(epoch=10))
+    assert not opened(attempts, T._replace(epoch=9))
 
 
 def test_opening_keeps_candidate_verdicts_and_facts_of_the_same_attempt(attempts: Attempts) -> None:
@@ -276,7 +275,7 @@ def test_claim_of_open_work_is_given_once(attempts: Attempts) -> None:
 
 def test_of_many_claims_at_once_exactly_one_is_given(attempts: Attempts) -> None:
     for epoch in range(3, 23):
-        token = replace(T, epoch=epoch)
+        token = T._replace(epoch=epoch)
         opened(attempts, token, since=epoch)
         barrier = Barrier(8)
 
@@ -667,7 +666,7 @@ def expiry_of(client: redis.Redis, field: str) -> int:
 def test_renewal_moves_the_expiry_of_each_claim(attempts: Attempts, redis_client: redis.Redis) -> None:
     with_candidate(attempts)
     attempts.claim_validators(T, "b", [0, 1], **LEASE)
-    other = replace(T, seq=8)
+    other = T._replace(seq=8)
     opened(attempts, other)
     attempts.claim_production(other, "d", **LEASE)
     age(redis_client, 20)
@@ -891,7 +890,7 @@ def test_closing_deletes_the_record_unless_it_is_of_a_later_epoch(
 
 
 def test_closing_compares_epochs_as_numbers(attempts: Attempts) -> None:
-    opened(attempts, replace(T, epoch=10))
+    opened(attempts, T._replace(epoch=10))
     assert not attempts.close("r", 7, 9)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -201,7 +200,7 @@ def test_whether_another_item_is_alone_is_asked_by_its_own_index(
         connection.execute(
             update(items).where(items.c.seq == grown.seq).values(alone=1, state="waiting", due_at=NOW)
         )
-    waiting = replace(grown, alone=1, state="waiting", due_at=NOW)
+    waiting = grown._replace(alone=1, state="waiting", due_at=NOW)
     found = plans_of(database, lambda: ledger.wake(waiting, NOW))
     alone = [plan for statement, plan in found if "alone = 1" in statement]
     assert alone
@@ -387,7 +386,7 @@ def test_a_row_that_moved_is_not_pushed(ledger: Ledger, submissions: Submissions
     (row,) = ledger.admit("r", ONE_STAGE, NOW)
     assert ledger.push(row, NOW + 20, 1)
     assert not ledger.push(row, NOW + 30, 1)
-    pushed = replace(row, due_at=NOW + 20, kicks=1)
+    pushed = row._replace(due_at=NOW + 20, kicks=1)
     assert decide(ledger, pushed, Retry(Source.NONE)) is not None
     assert not ledger.push(pushed, NOW + 40, 2)
 

@@ -79,7 +79,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def rows(self) -> list[Row]:
         """All items as they stand."""
-        columns = [items.c[name] for name in Row.__dataclass_fields__]
+        columns = [items.c[name] for name in Row._fields]
         with self.database.read() as connection:
             return [row_of(found) for found in connection.execute(select(*columns)).mappings()]
 

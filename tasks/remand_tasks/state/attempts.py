@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal, NamedTuple, cast
 
 import redis
 from redis.exceptions import NoScriptError
@@ -69,8 +69,7 @@ class ValidatorClaims:
     """The candidate's entry name."""
 
 
-@dataclass(frozen=True, slots=True)
-class ValidatorState:
+class ValidatorState(NamedTuple):
     """One validator's standing. `tries` counts its claims on this candidate; `detail` is `""` or JSON of codes."""
 
     state: Literal["open", "claimed", "accepted", "rejected", "undetermined"]
@@ -78,8 +77,7 @@ class ValidatorState:
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """A record as it stood at `now` (epoch seconds)."""
 
     epoch: int
@@ -102,8 +100,7 @@ class Record:
         return self.p not in _UNFINISHED
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
+class Look(NamedTuple):
     """What the pulse found."""
 
     state: Literal["complete", "live", "behind", "ahead", "idle"]
@@ -335,7 +332,7 @@ class Attempts:
         if answer is None:
             return None
         now, present, flat = answer
-        pairs = iter([part.decode() for part in flat])
+        pairs = map(bytes.decode, flat)
         fields = dict(zip(pairs, pairs, strict=True))
         return Record(
             epoch=int(fields["epoch"]),

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass
+from operator import attrgetter, itemgetter
+from typing import Any, NamedTuple
 
 from sqlalchemy import (
     Connection,
@@ -37,8 +38,7 @@ REUSED_AT_ONCE = 100
 """Items closed from checkpoints in one transaction, at most."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunInfo:
+class RunInfo(NamedTuple):
     """A run as its row says."""
 
     id: str
@@ -69,8 +69,7 @@ class Plan:
     deadlines: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Execution:
+class Execution(NamedTuple):
     """An item with its run, as one query reads them. Texts are JSON; `None` where they were not asked for."""
 
     run: RunInfo
@@ -102,9 +101,11 @@ class Committed:
     owed: tuple[Row, ...] = ()
 
 
-_RUN_COLUMNS = [runs.c[f.name] for f in fields(RunInfo)]
-_ITEM_COLUMNS = [items.c[f.name] for f in fields(Row)]
+_RUN_COLUMNS = [runs.c[name] for name in RunInfo._fields]
+_ITEM_COLUMNS = [items.c[name] for name in Row._fields]
 _LABELLED_RUN = [column.label(f"run__{column.name}") for column in _RUN_COLUMNS]
+_run_columns = itemgetter(*RunInfo._fields)
+_labelled_run_columns = itemgetter(*(column.name for column in _LABELLED_RUN))
 _HERE = and_(items.c.run_id == bindparam("run_id"), items.c.seq == bindparam("seq"))
 _OPEN = text(OPEN)
 
@@ -134,7 +135,8 @@ _EXECUTION_WITH_INPUT = (
     .outerjoin(_previous, _payload(_previous, bindparam("previous_name")))
     .where(_HERE)
 )
-_MUTABLE = [f.name for f in fields(Row) if f.name not in ("run_id", "seq", "key", "input_digest")]
+_MUTABLE = [name for name in Row._fields if name not in ("run_id", "seq", "key", "input_digest")]
+_mutable_columns = attrgetter(*_MUTABLE)
 _UPDATE_ROW = (
     update(items)
     .where(
@@ -145,6 +147,7 @@ _UPDATE_ROW = (
     )
     .values({name: bindparam(name) for name in _MUTABLE})
 )
+_ADD_RECEIPT = insert(receipts)
 _OPEN_COUNT = select(func.count()).select_from(items).where(items.c.run_id == bindparam("run_id"), _OPEN)
 _PENDING = (
     select(*_ITEM_COLUMNS)
@@ -226,13 +229,17 @@ _END_RUN = (
 
 
 def _guarded(row: Row, before: Row) -> dict[str, object]:
-    values = {name: getattr(row, name) for name in _MUTABLE}
+    values: dict[str, object] = dict(zip(_MUTABLE, _mutable_columns(row), strict=True))
     values.update(at_run=before.run_id, at_seq=before.seq, at_state=before.state, at_epoch=before.epoch)
     return values
 
 
-def run_of(mapping: RowMapping, prefix: str = "") -> RunInfo:
-    return RunInfo(**{f.name: mapping[prefix + f.name] for f in fields(RunInfo)})
+def run_of(mapping: RowMapping) -> RunInfo:
+    return RunInfo._make(_run_columns(mapping))
+
+
+def _execution_of(mapping: RowMapping, *payloads: str | None) -> Execution:
+    return Execution(RunInfo._make(_labelled_run_columns(mapping)), row_of(mapping), *payloads)
 
 
 def _beginning(only: str | None) -> str | None:
@@ -271,7 +278,7 @@ class Ledger:
         """An item with its run, without any payload."""
         with self.database.read() as connection:
             found = connection.execute(_EXECUTION, {"run_id": run_id, "seq": seq}).mappings().first()
-        return None if found is None else Execution(run_of(found, "run__"), row_of(found))
+        return None if found is None else _execution_of(found)
 
     def execution_with_input(self, run_id: str, seq: int, stage: int) -> Execution | None:
         """An item with its run, its input and the value of the stage before `stage`."""
@@ -280,7 +287,7 @@ class Ledger:
             found = connection.execute(_EXECUTION_WITH_INPUT, at).mappings().first()
         if found is None:
             return None
-        return Execution(run_of(found, "run__"), row_of(found), found["input_body"], found["previous_body"])
+        return _execution_of(found, found["input_body"], found["previous_body"])
 
     def due(self, now: float, limit: int, leave: Sequence[str] = (), only: str | None = None) -> list[Row]:
         """Open items whose time has passed, the longest overdue first: not of the runs in `leave`.
@@ -316,7 +323,7 @@ class Ledger:
             if connection.execute(_UPDATE_ROW, _guarded(row, before)).rowcount != 1:
                 connection.rollback()
                 return None
-            connection.execute(insert(receipts), dict(wanted.receipt))
+            connection.execute(_ADD_RECEIPT, dict(wanted.receipt))
             if wanted.operator_message is not None:
                 self._store(connection, row, f"operator.{before.epoch}", wanted.operator_message)
             owed: list[Row] = []
@@ -334,7 +341,7 @@ class Ledger:
         self, connection: Connection, run: RunInfo, plan: Plan, wanted: Change, now: float
     ) -> Row:
         assert wanted.value is not None
-        row = replace(wanted.row, previous_digest=wanted.value_digest)
+        row = wanted.row._replace(previous_digest=wanted.value_digest)
         self._store(connection, row, f"value.{row.stage}", wanted.value)
         if wanted.checkpoint:
             at = checkpoint_digest(row.input_digest, wanted.row.previous_digest)
@@ -366,16 +373,16 @@ class Ledger:
                 }
                 found = connection.execute(_CHECKPOINT, at).first()
             if found is None:
-                return replace(row, state="in_flight", due_at=now + self.dispatch_lease)
+                return row._replace(state="in_flight", due_at=now + self.dispatch_lease)
             source = {"run_id": found.run_id, "seq": found.seq, "name": f"value.{found.stage}"}
             body = connection.execute(_BODY, source).scalar_one_or_none()
             if body is None:
-                return replace(row, state="in_flight", due_at=now + self.dispatch_lease)
+                return row._replace(state="in_flight", due_at=now + self.dispatch_lease)
             self._store(connection, row, f"value.{stage}", body)
-            row = replace(row, previous_digest=found.value_digest, attempts=row.attempts - 1)
+            row = row._replace(previous_digest=found.value_digest, attempts=row.attempts - 1)
             reused = 1
             stage += 1
-        return transitions.finish(replace(row, reused=reused), now)
+        return transitions.finish(row._replace(reused=reused), now)
 
     def _store(self, connection: Connection, row: Row, name: str, body: str) -> None:
         at = {"at_run": row.run_id, "at_seq": row.seq, "at_name": name}
@@ -397,7 +404,7 @@ class Ledger:
             ).mappings().all()  # fmt: skip
             for mapping in found:
                 before = row_of(mapping)
-                row = replace(before, epoch=before.epoch + 1, kicks=0, ask="", alone=0)
+                row = before._replace(epoch=before.epoch + 1, kicks=0, ask="", alone=0)
                 row = self._enter(connection, run, plan, row, row.stage, now)
                 connection.execute(_UPDATE_ROW, _guarded(row, before))
                 if row.state == "closed":
@@ -415,9 +422,10 @@ class Ledger:
         """Put pending items of a run in flight while its window has room."""
         with self.database.write() as connection:
             found = connection.execute(_RUN_LOCKED, {"run_id": run_id}).mappings().first()
-            if found is None or not run_of(found).running:
+            run = None if found is None else run_of(found)
+            if run is None or not run.running:
                 return []
-            return self._admit(connection, run_of(found), plan, now)
+            return self._admit(connection, run, plan, now)
 
     def wake(self, row: Row, now: float) -> Row | None:
         """waiting to in flight, the epoch kept. `None` where it moved on, the run ended, or another one is alone."""
@@ -430,7 +438,7 @@ class Ledger:
             if row.alone and connection.execute(_OTHER_ALONE).first() is not None:
                 self._push(connection, row, now + 2.0, row.kicks)
                 return None
-            woken = replace(row, state="in_flight", due_at=now + self.dispatch_lease, kicks=0)
+            woken = row._replace(state="in_flight", due_at=now + self.dispatch_lease, kicks=0)
             done = connection.execute(_UPDATE_ROW, _guarded(woken, row)).rowcount
             return woken if done == 1 else None
 
@@ -453,8 +461,7 @@ class Ledger:
     def jump(self, row: Row, record_epoch: int, now: float) -> Row | None:
         """The record is ahead, so the ledger was restored: go past it and begin the attempt anew."""
         epoch = max(row.epoch, record_epoch) + 1
-        jumped = replace(
-            row,
+        jumped = row._replace(
             epoch=epoch,
             since=epoch,
             ask="",
@@ -476,7 +483,7 @@ class Ledger:
             found = connection.execute(_TO_CANCEL, {"run_id": run_id, "limit": limit}).mappings().all()
             for mapping in found:
                 before = row_of(mapping)
-                row = transitions.close(replace(before, epoch=before.epoch + 1), CANCELLED, now)
+                row = transitions.close(before._replace(epoch=before.epoch + 1), CANCELLED, now)
                 connection.execute(_UPDATE_ROW, _guarded(row, before))
             return len(found)
 

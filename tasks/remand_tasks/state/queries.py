@@ -141,7 +141,7 @@ _GROUPS = (
     .where(items.c.run_id == bindparam("run_id"))
     .group_by(items.c.state, items.c.status, items.c.disposition, items.c.reason)
 )
-_RUN_COLUMNS = [runs.c[name] for name in RunInfo.__dataclass_fields__]
+_RUN_COLUMNS = [runs.c[name] for name in RunInfo._fields]
 _SUMMARY = [
     items.c[name]
     for name in (

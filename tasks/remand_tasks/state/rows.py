@@ -7,8 +7,9 @@ and a simulator can run it without any ledger.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields, replace
-from typing import Literal, assert_never
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Literal, NamedTuple, assert_never
 
 from sqlalchemy import RowMapping
 
@@ -36,9 +37,11 @@ from ..token import Token
 Step = Literal["produce", "validate", "coordinate"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """The mutable columns of an item, and the two that name it. The columns' comments are in `tables`."""
+class Row(NamedTuple):
+    """The mutable columns of an item, and the two that name it. The columns' comments are in `tables`.
+
+    A named tuple, because a decision copies its row several times, and a tuple is copied at once.
+    """
 
     run_id: str
     seq: int
@@ -104,10 +107,8 @@ class Row:
             late=now >= self.deadline_at,
         )
 
-    @property
-    def values(self) -> dict[str, object]:
-        """All columns by name."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+_columns = itemgetter(*Row._fields)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,16 +152,14 @@ def entry_epoch(entry: str) -> int:
 def count(row: Row, report: Report, facts: Facts) -> Row:
     """`row` with the cost of this report added: a production's once, however often its candidate is judged."""
     undetermined = sum(judgement.verdict is Verdict.UNDETERMINED for judgement in report.verdicts)
-    row = replace(
-        row,
+    row = row._replace(
         input_tokens=row.input_tokens + facts.judge_input_tokens,
         output_tokens=row.output_tokens + facts.judge_output_tokens,
         undetermined=row.undetermined + undetermined,
     )
     if facts.epoch_of_production <= row.counted:
         return row
-    return replace(
-        row,
+    return row._replace(
         counted=facts.epoch_of_production,
         generations=row.generations + facts.generations,
         input_tokens=row.input_tokens + facts.input_tokens,
@@ -176,8 +175,7 @@ def apply(row: Row, decision: Decision, report: Report, facts: Facts, timing: Ti
     An advance leaves `stage` at the next stage, in flight; the caller closes the row instead when there is none.
     """
     item = after(row.item(timing.now), decision, report)
-    row = replace(
-        count(row, report, facts),
+    row = count(row, report, facts)._replace(
         epoch=row.epoch + 1,
         kicks=0,
         ask="",
@@ -193,26 +191,25 @@ def apply(row: Row, decision: Decision, report: Report, facts: Facts, timing: Ti
         case Advance():
             return _advance(row, decision, report, facts, timing)
         case Revalidate(ask=ask):
-            return replace(row, ask=",".join(str(index) for index in ask))
+            return row._replace(ask=",".join(str(index) for index in ask))
         case JudgeFallback():
             kept = _keep_offer(row, report, facts) if decision.keep_offer else row
-            return replace(kept, since=row.epoch, judging_fallback=1, correction="")
+            return kept._replace(since=row.epoch, judging_fallback=1, correction="")
         case Again():
             return _again(row, decision, facts, timing)
         case Retry():
             kept = _keep_offer(row, report, facts) if decision.keep_offer else row
-            kept = replace(
-                kept,
+            kept = kept._replace(
                 attempt=item.attempt,
                 attempts=row.attempts + 1,
                 since=row.epoch,
                 correction=_correction(row, decision, facts),
                 judging_fallback=0,
             )
-            kept = replace(kept, corrections=kept.corrections + bool(kept.correction))
+            kept = kept._replace(corrections=kept.corrections + bool(kept.correction))
             if decision.backoff:
                 wait = max(timing.backoff, facts.retry_after or 0.0)
-                return replace(kept, state="waiting", due_at=_by_deadline(kept, timing.now + wait))
+                return kept._replace(state="waiting", due_at=_by_deadline(kept, timing.now + wait))
             return kept
         case _:
             assert_never(decision)
@@ -220,8 +217,7 @@ def apply(row: Row, decision: Decision, report: Report, facts: Facts, timing: Ti
 
 def close(row: Row, decision: Close, now: float) -> Row:
     """The row closed by `decision`; the caller has raised its epoch."""
-    return replace(
-        row,
+    return row._replace(
         state="closed",
         alone=0,
         ask="",
@@ -237,13 +233,12 @@ def close(row: Row, decision: Close, now: float) -> Row:
 def finish(row: Row, now: float) -> Row:
     """The row closed with the value of its last stage: accepted, or incomplete where a validator could not judge."""
     status = Status.ACCEPTED if row.unable == "[]" else Status.INCOMPLETE
-    return replace(row, state="closed", alone=0, ask="", correction="", status=status.value, closed_at=now)
+    return row._replace(state="closed", alone=0, ask="", correction="", status=status.value, closed_at=now)
 
 
 def enter_stage(row: Row, stage: int, now: float, deadline: float) -> Row:
     """The row at the beginning of a stage, with that stage's fresh budgets."""
-    return replace(
-        row,
+    return row._replace(
         stage=stage,
         attempt=1,
         attempts=row.attempts + 1,
@@ -268,10 +263,10 @@ def _advance(row: Row, decision: Advance, report: Report, facts: Facts, timing: 
             for name, judgement in zip(facts.validators, report.verdicts, strict=True)
             if judgement.verdict is Verdict.UNDETERMINED
         ]
-        row = replace(row, unable=json.dumps(unable))
+        row = row._replace(unable=json.dumps(unable))
     if decision.fallback:
         codes = (json.loads(row.diagnostics) + json.loads(row.fallback_codes))[:8]
-        row = replace(row, used_fallback=1, diagnostics=json.dumps(codes))
+        row = row._replace(used_fallback=1, diagnostics=json.dumps(codes))
     return row
 
 
@@ -279,25 +274,24 @@ def _again(row: Row, decision: Again, facts: Facts, timing: Timing) -> Row:
     match decision.because:
         case Situation.THROTTLED:
             wait = facts.retry_after if facts.retry_after is not None else timing.backoff
-            return replace(row, state="waiting", due_at=_by_deadline(row, timing.now + wait))
+            return row._replace(state="waiting", due_at=_by_deadline(row, timing.now + wait))
         case Situation.UNREADABLE:
-            return replace(row, correction="")
+            return row._replace(correction="")
         case Situation.GONE | Situation.LOST:
-            row = replace(row, recovered=row.recovered + 1)
+            row = row._replace(recovered=row.recovered + 1)
             if decision.forget_fallback:
-                row = replace(row, judging_fallback=0, fallback="", fallback_rank=None, fallback_codes="[]")
+                row = row._replace(judging_fallback=0, fallback="", fallback_rank=None, fallback_codes="[]")
             if decision.alone:
-                return replace(row, alone=1, state="waiting", due_at=timing.now)
+                return row._replace(alone=1, state="waiting", due_at=timing.now)
             return row
         case Situation.NOREC:
-            return replace(row, recovered=row.recovered + 1)
+            return row._replace(recovered=row.recovered + 1)
         case _:
             return row
 
 
 def _keep_offer(row: Row, report: Report, facts: Facts) -> Row:
-    return replace(
-        row,
+    return row._replace(
         fallback=f"fall.{facts.epoch_of_production}",
         fallback_rank=report.fallback,
         fallback_codes=json.dumps(facts.fallback_codes),
@@ -326,4 +320,4 @@ def _by_deadline(row: Row, due: float) -> float:
 
 def row_of(mapping: RowMapping) -> Row:
     """The row in a result that has its columns."""
-    return Row(**{field.name: mapping[field.name] for field in fields(Row)})
+    return Row._make(_columns(mapping))

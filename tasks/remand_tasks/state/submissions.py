@@ -43,6 +43,16 @@ class NewItem:
 
 _LAST_SEQ = select(func.max(items.c.seq)).where(items.c.run_id == bindparam("run_id"))
 _RUN = locked(select(runs).where(runs.c.id == bindparam("run_id")))
+_KNOWN = select(items.c.key).where(
+    items.c.run_id == bindparam("run_id"), items.c.key.in_(bindparam("keys", expanding=True))
+)
+_ADD_ITEMS = insert(items)
+_ADD_BODIES = insert(payloads)
+_THIS_RUN = update(runs).where(runs.c.id == bindparam("at_run"))
+_FED = _THIS_RUN.values(feeder_until=bindparam("feeder_until"))
+_INPUT_DONE = _THIS_RUN.values(input_done=1)
+_CANCEL = _THIS_RUN.values(status=RunStatus.CANCELLING.value, input_done=1)
+_RUN_AGAIN = _THIS_RUN.values(status=RunStatus.RUNNING.value, ended_at=None)
 
 
 @dataclass(slots=True)
@@ -108,11 +118,7 @@ class Submissions:
             if run.ended_at is not None:
                 raise RunError(f"run {run_id!r} has ended ({run.status}); begin a new one")
             keys = [item.key for item in batch]
-            known = set(
-                connection.execute(
-                    select(items.c.key).where(items.c.run_id == run_id, items.c.key.in_(keys))
-                ).scalars()
-            )
+            known = set(connection.execute(_KNOWN, {"run_id": run_id, "keys": keys}).scalars())
             last = connection.execute(_LAST_SEQ, {"run_id": run_id}).scalar_one()
             seq = -1 if last is None else last
             rows: list[dict[str, object]] = []
@@ -125,17 +131,15 @@ class Submissions:
                 rows.append(_pending(run_id, seq, item))
                 bodies.append({"run_id": run_id, "seq": seq, "name": "input", "body": item.text})
             if rows:
-                connection.execute(insert(items), rows)
-                connection.execute(insert(payloads), bodies)
-            connection.execute(
-                update(runs).where(runs.c.id == run_id).values(feeder_until=now + self.feeder_lease)
-            )
+                connection.execute(_ADD_ITEMS, rows)
+                connection.execute(_ADD_BODIES, bodies)
+            connection.execute(_FED, {"at_run": run_id, "feeder_until": now + self.feeder_lease})
             return len(rows)
 
     def input_done(self, run_id: str) -> None:
         """No more input will come."""
         with self.database.write() as connection:
-            connection.execute(update(runs).where(runs.c.id == run_id).values(input_done=1))
+            connection.execute(_INPUT_DONE, {"at_run": run_id})
 
     def cancel(self, run_id: str) -> str:
         """Stop a run: nothing more begins in it. Its status after the call. Raises `RunError` if it is unknown."""
@@ -145,8 +149,7 @@ class Submissions:
                 raise RunError(f"there is no run {run_id!r}")
             if run.status != RunStatus.RUNNING:
                 return str(run.status)
-            values = {"status": RunStatus.CANCELLING.value, "input_done": 1}
-            connection.execute(update(runs).where(runs.c.id == run_id).values(**values))
+            connection.execute(_CANCEL, {"at_run": run_id})
             return RunStatus.CANCELLING.value
 
     def resume(self, run_id: str, fingerprint: str) -> int:
@@ -203,9 +206,7 @@ class Submissions:
             if preview:
                 return connection.execute(select(func.count()).select_from(items).where(*where)).scalar_one()
             again = connection.execute(update(items).where(*where).values(_NEW_ROUND)).rowcount
-            connection.execute(
-                update(runs).where(runs.c.id == run_id).values(status=RunStatus.RUNNING.value, ended_at=None)
-            )
+            connection.execute(_RUN_AGAIN, {"at_run": run_id})
             return again
 
 

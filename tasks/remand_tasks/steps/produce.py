@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from uuid import uuid4
+from secrets import token_hex
 
 from remand.attempt import Attempted, produce
 from remand.context import Correction
@@ -42,7 +42,7 @@ def run(runtime: Runtime, token: Token) -> Next:
         return Next.STOP
     execution, bound = found
     row, stage = execution.row, bound.pipeline.stages[token.stage]
-    owner = uuid4().hex
+    owner = token_hex(16)
     names = correction_entries(row.correction)
     point("produce.checked")
     claim = runtime.attempts.claim_production(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import asdict
-from uuid import uuid4
+from secrets import token_hex
 
 from remand.attempt import Judged, judge
 from remand_policy import Verdict
@@ -61,7 +61,7 @@ def _judge_group(
     stage = bound.pipeline.stages[token.stage]
     for index in group:
         validator = stage.validators[index]
-        owner = uuid4().hex
+        owner = token_hex(16)
         point("validate.checked")
         claim = runtime.attempts.claim_validators(
             token,

@@ -119,7 +119,7 @@ class CheckedWorld(World):
 
     def flush(self, kind: str) -> None:
         for row in self.rows:
-            if self.redis.hashes.get(record_key(RUN, row["seq"]).encode()):
+            if self.redis.exists(record_key(RUN, row["seq"])):
                 self.credits[row["seq"]] += 1
             if row["fallback"] and kind != "flush_records":
                 self.credits[row["seq"]] += 1
@@ -133,13 +133,15 @@ class CheckedWorld(World):
 
     def on_record(self, key: bytes, field: bytes, value: bytes) -> None:
         """A record's field is written: a condemned production is a loss, and an extra generation is then allowed."""
-        seq = int(key.rsplit(b"/", 1)[1].rstrip(b"}"))
-        if field[:1] == b"v" and value in (b"accepted", b"rejected"):
+        if value in (b"accepted", b"rejected") and field[:1] == b"v":
             number, index, verdict = self.current().judged
-            if (index, verdict) != (int(field[1:]), value.decode()) or self.candidates[number][0] != seq:
+            if (index, verdict) != (int(field[1:]), value.decode()) or self.candidates[number][0] != _seq_of(
+                key
+            ):
                 raise Violation("a verdict nobody gave")
             self.said[number][index].append(verdict)
-        if field == b"p" and value == b"lost":
+        if value == b"lost" and field == b"p":
+            seq = _seq_of(key)
             self.tell("condemned", seq)
             if not self._dead(seq):
                 self.losses[seq] += 1
@@ -225,6 +227,11 @@ class CheckedWorld(World):
                 unable = any(name.startswith(f"stage{stage}/") for name in json.loads(row["unable"]))
                 if not unable:
                     raise Violation("accepted without every acceptance")
+
+
+def _seq_of(key: bytes) -> int:
+    """The item whose record this is."""
+    return int(key.rsplit(b"/", 1)[1].rstrip(b"}"))
 
 
 __all__ = ["CheckedWorld", "GreenletExit"]

@@ -1,89 +1,101 @@
 """A database of one process: it runs the product's own SQL statements on rows in memory.
 
 Guards are read out of the statements' own WHERE clauses, so a guard that is taken out of the product is gone here too.
-Only the forms that the ledger uses are understood; any other raises, and so a new form cannot pass unseen.
-A writing transaction is whole: nobody else runs inside it, as on SQLite.
+Each statement is made into Python once. Only the forms that the ledger uses are understood; any other raises, and so a
+new form cannot pass unseen. A writing transaction is whole: nobody else runs inside it, as on SQLite. A row is never
+changed, only replaced, so whoever has read one keeps what was read.
 """
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from sqlalchemy.sql import dml, elements, operators, selectable
 
 from remand_tasks.state import ledger, submissions
-from remand_tasks.state.tables import items, metadata, runs
+from remand_tasks.state.tables import metadata, runs
 
-Predicate = Callable[[Mapping[str, Any], Mapping[str, Any]], Any]
+Row = dict[str, Any]
+Tables = dict[str, dict[tuple[Any, ...], Row]]
 
-_TEXTS: dict[str, Predicate] = {
-    "state IN ('waiting','in_flight')": lambda row, _: row["state"] in ("waiting", "in_flight"),
-    "state = 'pending'": lambda row, _: row["state"] == "pending",
-    "alone = 1": lambda row, _: row["alone"] == 1,
+_TEXTS = {
+    "state IN ('waiting','in_flight')": "row['state'] in ('waiting', 'in_flight')",
+    "state = 'pending'": "row['state'] == 'pending'",
+    "alone = 1": "row['alone'] == 1",
+}
+_OPERATORS: dict[Any, str] = {
+    operators.eq: "==",
+    operators.le: "<=",
+    operators.in_op: "in",
+    operators.not_in_op: "not in",
+    operators.is_: "is",
+    operators.add: "+",
 }
 
 
-def compile_expression(expression: Any) -> Predicate:
-    """A where-clause or value of the product's, as a function of a row and the parameters."""
+def python_of(expression: Any, constants: list[Any]) -> str:
+    """A where-clause or value of the product's as Python, of a `row`, the parameters `given` and `constants`."""
     if expression is None:
-        return lambda row, given: True
+        return "True"
     if isinstance(expression, elements.TextClause):
         return _TEXTS[expression.text]
     if isinstance(expression, elements.BooleanClauseList):
-        parts = [compile_expression(part) for part in expression.clauses]
         assert expression.operator is operators.and_
-        return lambda row, given: all(part(row, given) for part in parts)
+        return " and ".join(python_of(part, constants) for part in expression.clauses) or "True"
     if isinstance(expression, elements.Grouping):
-        return compile_expression(expression.element)
+        return python_of(expression.element, constants)
     if isinstance(expression, elements.BinaryExpression):
-        left, right = compile_expression(expression.left), compile_expression(expression.right)
-        apply = _OPERATORS[expression.operator]
-        return lambda row, given: apply(left(row, given), right(row, given))
+        left, right = python_of(expression.left, constants), python_of(expression.right, constants)
+        return f"({left} {_OPERATORS[expression.operator]} {right})"
     if isinstance(expression, elements.BindParameter):
-        name, value, callable_ = expression.key, expression.value, expression.callable
-        assert callable_ is None
-        return lambda row, given: given.get(name, value)
+        assert expression.callable is None
+        if expression.required:
+            return f"given[{expression.key!r}]"
+        constants.append(expression.value)
+        return f"given.get({expression.key!r}, constants[{len(constants) - 1}])"
     if isinstance(expression, elements.Null):
-        return lambda row, given: None
+        return "None"
     if isinstance(expression, elements.ClauseList | elements.ExpressionClauseList):
-        parts = [compile_expression(part) for part in expression.clauses]
-        return lambda row, given: [part(row, given) for part in parts]
-    name = expression.name
-    return lambda row, given: row[name]
+        return "(" + "".join(python_of(part, constants) + ", " for part in expression.clauses) + ")"
+    return f"row[{expression.name!r}]"
 
 
-_OPERATORS: dict[Any, Callable[[Any, Any], Any]] = {
-    operators.eq: lambda a, b: a == b,
-    operators.le: lambda a, b: a <= b,
-    operators.in_op: lambda a, b: a in b,
-    operators.not_in_op: lambda a, b: a not in b,
-    operators.is_: lambda a, b: a is b,
-    operators.add: lambda a, b: a + b,
-}
+class Mappings:
+    """Rows by name."""
 
-
-_COMPILED: dict[int, tuple[Any, Any]] = {}
-_ASSIGNMENTS: dict[int, tuple[Any, dict[str, Predicate]]] = {}
-_SHAPES: dict[int, tuple[Any, Any]] = {}
-"""What was made of each statement. They belong to the product's modules and live as long as these do."""
-
-
-class Result:
-    """What a statement gave."""
-
-    def __init__(self, rows: list[dict[str, Any]], count: int = 0) -> None:
+    def __init__(self, rows: list[Any]) -> None:
         self._rows = rows
-        self.rowcount = count
-
-    def mappings(self) -> Result:
-        """Rows by name, as they are here anyway."""
-        return self
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._rows)
+
+    def first(self) -> Any:
+        """The first row."""
+        return self._rows[0] if self._rows else None
+
+    def one(self) -> Any:
+        """The only row."""
+        (row,) = self._rows
+        return row
+
+    def all(self) -> list[Any]:
+        """All rows."""
+        return self._rows
+
+
+class Result(Mappings):
+    """What a statement gave: rows by attribute."""
+
+    def __init__(self, rows: list[Any], count: int = 0) -> None:
+        self._rows = rows
+        self.rowcount = count
+
+    def mappings(self) -> Mappings:
+        """The same rows by name."""
+        return Mappings(self._rows)
 
     def first(self) -> Any:
         """The first row."""
@@ -91,12 +103,7 @@ class Result:
 
     def one(self) -> Any:
         """The only row."""
-        (row,) = self._rows
-        return _Named(row)
-
-    def all(self) -> list[Any]:
-        """All rows."""
-        return self._rows
+        return _Named(super().one())
 
     def scalars(self) -> list[Any]:
         """The first value of each row."""
@@ -104,8 +111,7 @@ class Result:
 
     def scalar_one(self) -> Any:
         """The only value."""
-        (row,) = self._rows
-        (value,) = row.values()
+        (value,) = super().one().values()
         return value
 
     def scalar_one_or_none(self) -> Any:
@@ -117,208 +123,163 @@ class _Named(dict[str, Any]):
     __getattr__ = dict.__getitem__
 
 
-class _Shape(NamedTuple):
-    table: str
-    where: Predicate
-    order: list[tuple[str, bool]]
-    limit: Predicate | None
-    only: str | None
-
-
 class MemoryDatabase:
-    """Tables as lists of rows. `before` is called ahead of every transaction, so that others may run."""
+    """Tables as rows by key. `before` is called ahead of every transaction, so that others may run."""
 
     sqlite = True
-    unguarded: frozenset[str] | set[str] = frozenset()
+    unguarded: frozenset[str] = frozenset()
     """Bind parameters whose guards a rule that is taken out removes."""
 
     def __init__(self, before: Callable[[str], None]) -> None:
         self._before = before
-        self.tables: dict[str, dict[tuple[Any, ...], dict[str, Any]]] = {name: {} for name in metadata.tables}
-        self._compiled: dict[int, tuple[Any, Any]] = _COMPILED
-        self._shapes: dict[int, tuple[Any, _Shape]] = _SHAPES
-        self._assignments: dict[int, tuple[Any, dict[str, Predicate]]] = _ASSIGNMENTS
-        self.watch: Callable[[Mapping[str, Any] | None, Mapping[str, Any]], None] = lambda before, after: None
-        self.watch_value: Callable[[Mapping[str, Any], int, Any], None] = lambda row, stage, value: None
-        self._changed: list[tuple[dict[str, Any] | None, dict[str, Any]]] = []
-        self._stored: list[dict[str, Any]] = []
+        self.tables: Tables = {name: {} for name in metadata.tables}
+        self.watch: Callable[[Row, Row], None] = lambda before, after: None
+        self.watch_value: Callable[[Row, int, Any], None] = lambda row, stage, value: None
+        self._reading, self._writing = _Reading(self), _Writing(self)
+        self._written: list[tuple[str, tuple[Any, ...], Row | None, Row | None]] = []
 
-    @contextmanager
-    def read(self) -> Iterator[MemoryDatabase]:
+    def read(self) -> _Reading:
         """A connection for reading."""
-        self._before("sql")
-        yield self
+        return self._reading
 
-    @contextmanager
-    def write(self) -> Iterator[MemoryDatabase]:
+    def write(self) -> _Writing:
         """One transaction, undone if it raises or is rolled back."""
-        self._before("sql")
-        self._undo: list[Callable[[], None]] = []
-        self._changed, self._stored = [], []
-        try:
-            yield self
-        except BaseException:
-            self.rollback()
-            raise
-        for before, after in self._changed:
-            self.watch(before, after)
-        for stored in self._stored:
-            row = self.tables["items"][(stored["run_id"], stored["seq"])]
-            self.watch_value(row, int(stored["name"].split(".")[1]), json.loads(stored["body"]))
+        return self._writing
+
+    def execute(self, statement: Any, given: Any = None) -> Result:
+        """Run one of the product's statements."""
+        return _plan(statement, self.unguarded)(self, given or {})
+
+    def put(self, table: str, key: tuple[Any, ...], row: Row | None) -> None:
+        """Write a row in the place of the one that is there, if any; `None` deletes it."""
+        rows = self.tables[table]
+        self._written.append((table, key, rows.get(key), row))
+        if row is None:
+            del rows[key]
+        else:
+            rows[key] = row
 
     def rollback(self) -> None:
         """Undo what this transaction wrote."""
-        for undo in reversed(self._undo):
-            undo()
-        self._undo, self._changed, self._stored = [], [], []
+        for table, key, before, _ in reversed(self._written):
+            if before is None:
+                del self.tables[table][key]
+            else:
+                self.tables[table][key] = before
+        self._written = []
+
+    def commit(self) -> None:
+        """Tell the watchers what this transaction wrote."""
+        written, self._written = self._written, []
+        for table, _, before, after in written:
+            if table == "items" and before is not None and after is not None:
+                self.watch(before, after)
+        for table, key, _, after in written:
+            if table == "payloads" and after is not None and after["name"].startswith("value."):
+                stage = int(after["name"].removeprefix("value."))
+                self.watch_value(self.tables["items"][key[:2]], stage, json.loads(after["body"]))
 
     def insert_or_ignore(self, table: Any) -> Any:
         """Marks an insert that leaves a row alone that is there."""
         return ("ignore", table)
 
-    # -------------------------------------------------------------------------------------------- statements
 
-    def execute(self, statement: Any, given: Any = None) -> Result:
-        """Run one of the product's statements."""
-        given = given or {}
-        if isinstance(statement, tuple):
-            return self._insert(statement[1], given, ignore=True)
-        if isinstance(statement, dml.Insert):
-            rows = given if isinstance(given, list) else [given]
-            for row in rows:
-                self._insert(statement.table, row, ignore=False)
-            return Result([], len(rows))
-        if isinstance(statement, dml.Update):
-            return self._update(statement, given)
-        if isinstance(statement, dml.Delete):
-            return self._delete(statement, given)
-        assert isinstance(statement, selectable.Select)
-        return self._select(statement, given)
+class _Reading:
+    def __init__(self, database: MemoryDatabase) -> None:
+        self._database = database
 
-    def _where(self, statement: Any) -> Predicate:
-        if self.unguarded and isinstance(statement, dml.Update):
-            return compile_expression(_without(statement.whereclause, self.unguarded))
-        found = self._compiled.get(id(statement))
-        if found is None or found[0] is not statement:
-            clause = statement.whereclause
-            found = self._compiled[id(statement)] = (statement, compile_expression(clause))
-        return found[1]
+    def __enter__(self) -> MemoryDatabase:
+        self._database._before("sql")
+        return self._database
 
-    def _values(self, statement: Any) -> dict[str, Predicate]:
-        found = self._assignments.get(id(statement))
-        if found is None or found[0] is not statement:
-            values = {
-                getattr(column, "name", column): compile_expression(value)
-                for column, value in statement._values.items()
-            }
-            found = self._assignments[id(statement)] = (statement, values)
-        return found[1]
+    def __exit__(self, *_: object) -> None: ...
 
-    def _insert(self, table: Any, given: Mapping[str, Any], *, ignore: bool) -> Result:
-        row = {column.name: given.get(column.name, _default(column)) for column in table.columns}
-        key = tuple(row[column.name] for column in table.primary_key)
-        rows = self.tables[table.name]
-        if key in rows:
-            if not ignore:
-                raise AssertionError(f"a second row {key} in {table.name}")
-            return Result([], 0)
-        rows[key] = row
-        if table.name == "payloads" and row["name"].startswith("value."):
-            self._stored.append(row)
-        self._undo.append(lambda: rows.pop(key))
-        return Result([], 1)
 
-    def _update(self, statement: Any, given: Mapping[str, Any]) -> Result:
-        where = self._where(statement)
-        values = self._values(statement)
+class _Writing(_Reading):
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not None:
+            self._database.rollback()
+        elif self._database._written:
+            self._database.commit()
+
+
+# ------------------------------------------------------------------------------------------------------ statements
+
+Plan = Callable[[MemoryDatabase, Any], Result]
+
+
+@functools.lru_cache(maxsize=128)
+def _plan(statement: Any, unguarded: frozenset[str]) -> Plan:
+    """How one of the product's statements is run."""
+    if statement in _WRITTEN_OUT:
+        return _WRITTEN_OUT[statement]
+    if isinstance(statement, tuple):
+        return _insert(statement[1], ignore=True)
+    if isinstance(statement, dml.Insert):
+        return _insert(statement.table, ignore=False)
+    if isinstance(statement, dml.Update):
+        return _update(statement, unguarded)
+    if isinstance(statement, dml.Delete):
+        return _delete(statement)
+    assert isinstance(statement, selectable.Select)
+    return _select(statement)
+
+
+def _evaluated(python: str, constants: list[Any]) -> Any:
+    return eval(python, {"constants": constants, "Result": Result})
+
+
+def _insert(table: Any, *, ignore: bool) -> Plan:
+    name = table.name
+    empty = {column.name: _default(column) for column in table.columns}
+    key_of = _evaluated("lambda row: (" + "".join(f"row[{c.name!r}], " for c in table.primary_key) + ")", [])
+
+    def run(database: MemoryDatabase, given: Any) -> Result:
         count = 0
-        for row in self._candidates(statement.table, given):
-            if where(row, given):
-                before = dict(row)
-                row.update({name: value(before, given) for name, value in values.items()})
-                self._undo.append(lambda row=row, before=before: row.update(before))  # type: ignore[misc]
-                if statement.table is items:
-                    self._changed.append((before, dict(row)))
+        for values in given if isinstance(given, list) else [given]:
+            row = {**empty, **values}
+            assert len(row) == len(empty), f"{name} has no such column"
+            key = key_of(row)
+            if key not in database.tables[name]:
+                database.put(name, key, row)
                 count += 1
+            elif not ignore:
+                raise AssertionError(f"a second row {key} in {name}")
         return Result([], count)
 
-    def _delete(self, statement: Any, given: Mapping[str, Any]) -> Result:
-        where, rows = self._where(statement), self.tables[statement.table.name]
-        gone = [key for key, row in rows.items() if where(row, given)]
-        for key in gone:
-            row = rows.pop(key)
-            self._undo.append(lambda key=key, row=row: rows.__setitem__(key, row))  # type: ignore[misc]
-        return Result([], len(gone))
-
-    def _candidates(self, table: Any, given: Mapping[str, Any]) -> list[dict[str, Any]]:
-        rows = self.tables[table.name]
-        if "at_run" in given and "at_seq" in given and table is items:
-            found = rows.get((given["at_run"], given["at_seq"]))
-            return [] if found is None else [found]
-        return list(rows.values())
-
-    def _select(self, statement: Any, given: Mapping[str, Any]) -> Result:
-        if statement is ledger._EXECUTION or statement is ledger._EXECUTION_WITH_INPUT:
-            return self._execution(given)
-        if statement is ledger._OPEN_COUNT:
-            where = self._where(statement)
-            return Result([{"count": sum(bool(where(row, given)) for row in self.tables["items"].values())}])
-        if statement is ledger._ENDS:
-            return Result(
-                [(row["status"], row["used_fallback"], 1) for row in self.tables["items"].values()]  # type: ignore[misc]
-            )
-        if statement is submissions._LAST_SEQ:
-            return Result([{"max": max((row["seq"] for row in self.tables["items"].values()), default=None)}])
-        shape = self._shape(statement)
-        found = [row for row in self.tables[shape.table].values() if shape.where(row, given)]
-        for column, descending in shape.order:
-            found.sort(key=lambda row: row[column], reverse=descending)
-        if shape.limit is not None:
-            found = found[: shape.limit({}, given)]
-        if shape.only is not None:
-            return Result([{shape.only: row.get(shape.only, 1)} for row in found])
-        return Result([dict(row) for row in found])
-
-    def _shape(self, statement: Any) -> _Shape:
-        kept = self._shapes.get(id(statement))
-        if kept is not None and kept[0] is statement:
-            return kept[1]
-        (table,) = {source.name for source in statement.get_final_froms()}
-        order = []
-        for clause in reversed(statement._order_by_clauses):
-            descending = isinstance(clause, elements.UnaryExpression)
-            order.append((clause.element.name if descending else clause.name, descending))
-        columns = [column.name for column in statement.selected_columns]
-        limit = statement._limit_clause
-        shape = _Shape(
-            table,
-            self._where(statement),
-            order,
-            None if limit is None else compile_expression(limit),
-            columns[0] if len(columns) == 1 else None,
-        )
-        self._shapes[id(statement)] = (statement, shape)
-        return shape
-
-    def _execution(self, given: Mapping[str, Any]) -> Result:
-        row = self.tables["items"].get((given["run_id"], given["seq"]))
-        if row is None:
-            return Result([])
-        run = self.tables["runs"][(row["run_id"],)]
-        bodies = self.tables["payloads"]
-        body = bodies.get((row["run_id"], row["seq"], "input"), {}).get("body")
-        previous = bodies.get((row["run_id"], row["seq"], given.get("previous_name", "")), {}).get("body")
-        joined = {**{f"run__{name}": value for name, value in run.items()}, **row}
-        return Result([{**joined, "input_body": body, "previous_body": previous}])
+    return run
 
 
 def _default(column: Any) -> Any:
     return int(column.server_default.arg) if column.server_default is not None else None
 
 
-def _without(clause: Any, names: Any) -> Any:
+def _update(statement: Any, unguarded: frozenset[str]) -> Plan:
+    name = statement.table.name
+    constants: list[Any] = []
+    where = python_of(_without(statement.whereclause, unguarded), constants)
+    values = "".join(
+        f"{getattr(column, 'name', column)!r}: {python_of(value, constants)}, "
+        for column, value in statement._values.items()
+    )
+    updated = _evaluated(f"lambda row, given: {{**row, {values}}} if {where} else None", constants)
+
+    def run(database: MemoryDatabase, given: Any) -> Result:
+        rows, count = database.tables[name], 0
+        one = name == "items" and "at_run" in given and "at_seq" in given
+        for key in [(given["at_run"], given["at_seq"])] if one else list(rows):
+            row = updated(rows[key], given) if key in rows else None
+            if row is not None:
+                database.put(name, key, row)
+                count += 1
+        return Result([], count)
+
+    return run
+
+
+def _without(clause: Any, names: frozenset[str]) -> Any:
     """`clause` without the comparisons with these bind parameters."""
-    if not isinstance(clause, elements.BooleanClauseList):
+    if not names or not isinstance(clause, elements.BooleanClauseList):
         return clause
     kept = [
         part
@@ -328,4 +289,82 @@ def _without(clause: Any, names: Any) -> Any:
     return elements.BooleanClauseList._construct_raw(operators.and_, kept)
 
 
-__all__ = ["MemoryDatabase", "compile_expression", "items", "runs"]
+def _delete(statement: Any) -> Plan:
+    name = statement.table.name
+    constants: list[Any] = []
+    where = python_of(statement.whereclause, constants)
+    found = _evaluated(f"lambda rows, given: [key for key, row in rows.items() if {where}]", constants)
+
+    def run(database: MemoryDatabase, given: Any) -> Result:
+        gone = found(database.tables[name], given)
+        for key in gone:
+            database.put(name, key, None)
+        return Result([], len(gone))
+
+    return run
+
+
+def _select(statement: Any) -> Plan:
+    (table,) = {source.name for source in statement.get_final_froms()}
+    constants: list[Any] = []
+    where = python_of(statement.whereclause, constants)
+    rows = f"[row for row in database.tables[{table!r}].values() if {where}]"
+    for clause in reversed(statement._order_by_clauses):
+        descending = isinstance(clause, elements.UnaryExpression)
+        column = clause.element.name if descending else clause.name
+        rows = f"sorted({rows}, key=lambda row: row[{column!r}], reverse={descending})"
+    if statement._limit_clause is not None:
+        rows = f"{rows}[:{python_of(statement._limit_clause, constants)}]"
+    columns = [column.name for column in statement.selected_columns]
+    if len(columns) == 1:
+        rows = f"[{{{columns[0]!r}: row.get({columns[0]!r}, 1)}} for row in {rows}]"
+    plan: Plan = _evaluated(f"lambda database, given: Result({rows})", constants)
+    return plan
+
+
+# Statements that join or aggregate are written out here, but for the open rows: what is open, the statement says.
+
+_LABELS = [f"run__{column.name}" for column in runs.columns]
+_OPEN: Plan = _evaluated(
+    f"lambda database, given: "
+    f"[row for row in database.tables['items'].values() if {python_of(ledger._OPEN_COUNT.whereclause, [])}]",
+    [],
+)
+
+
+def _execution(database: MemoryDatabase, given: Any) -> Result:
+    run_id, seq = given["run_id"], given["seq"]
+    row = database.tables["items"].get((run_id, seq))
+    if row is None:
+        return Result([])
+    run = database.tables["runs"][(run_id,)]
+    bodies = database.tables["payloads"]
+    body = bodies.get((run_id, seq, "input"), {}).get("body")
+    previous = bodies.get((run_id, seq, given.get("previous_name", "")), {}).get("body")
+    labelled = dict(zip(_LABELS, run.values(), strict=True))
+    return Result([{**row, **labelled, "input_body": body, "previous_body": previous}])
+
+
+def _open_count(database: MemoryDatabase, given: Any) -> Result:
+    return Result([{"count": len(_OPEN(database, given))}])
+
+
+def _ends(database: MemoryDatabase, given: Any) -> Result:
+    rows = database.tables["items"].values()
+    return Result([(row["status"], row["used_fallback"], 1) for row in rows])
+
+
+def _last_seq(database: MemoryDatabase, given: Any) -> Result:
+    rows = database.tables["items"].values()
+    return Result([{"max": max((row["seq"] for row in rows), default=None)}])
+
+
+_WRITTEN_OUT: dict[Any, Plan] = {
+    ledger._EXECUTION: _execution,
+    ledger._EXECUTION_WITH_INPUT: _execution,
+    ledger._OPEN_COUNT: _open_count,
+    ledger._ENDS: _ends,
+    submissions._LAST_SEQ: _last_seq,
+}
+
+__all__ = ["MemoryDatabase"]

@@ -46,7 +46,7 @@ def _no_round(stack: ExitStack) -> None:
 
     def apply(row: Row, decision: Any, *rest: Any) -> Row:
         after = real(row, decision, *rest)
-        return replace(after, epoch=row.epoch) if isinstance(decision, Revalidate) else after
+        return after._replace(epoch=row.epoch) if isinstance(decision, Revalidate) else after
 
     stack.enter_context(patch.object(rows, "apply", apply))
     _script("tonumber(old[1]) >= tonumber(epoch)", "tonumber(old[1]) > tonumber(epoch)")(stack)
@@ -60,14 +60,14 @@ def _no_complete_check(stack: ExitStack) -> None:
     def report_of(record: Record) -> Any:
         done = {"open": "undetermined", "claimed": "undetermined"}
         p = "operational" if record.p in ("open", "claimed") else record.p
-        states = tuple(replace(one, state=done.get(one.state, one.state)) for one in record.validators)
-        return real(replace(record, p=p, validators=states))
+        states = tuple(one._replace(state=done.get(one.state, one.state)) for one in record.validators)
+        return real(record._replace(p=p, validators=states))
 
     real_facts = coordinate.facts_of
 
     def facts_of(record: Record, stage: Any) -> Any:
         return real_facts(
-            replace(record, p="operational") if record.p in ("open", "claimed") else record, stage
+            record._replace(p="operational") if record.p in ("open", "claimed") else record, stage
         )
 
     stack.enter_context(patch.object(coordinate, "report_of", report_of))
@@ -115,8 +115,8 @@ def _queue_wait_is_loss(stack: ExitStack) -> None:
         if fresh.row.recoveries >= runtime.caps.recoveries:
             coordinate.give_up(runtime, fresh.row, bound, "recoveries", now)
         else:
-            moved = replace(
-                fresh.row, recoveries=fresh.row.recoveries + 1, epoch=fresh.row.epoch + 1, due_at=now + 4.0
+            moved = fresh.row._replace(
+                recoveries=fresh.row.recoveries + 1, epoch=fresh.row.epoch + 1, due_at=now + 4.0
             )
             with runtime.ledger.database.write() as connection:
                 connection.execute(ledger._UPDATE_ROW, ledger._guarded(moved, fresh.row))
@@ -126,7 +126,7 @@ def _queue_wait_is_loss(stack: ExitStack) -> None:
 
 
 def _no_sql_guard(stack: ExitStack) -> None:
-    stack.enter_context(patch.object(memory_sql.MemoryDatabase, "unguarded", {"at_epoch"}))
+    stack.enter_context(patch.object(memory_sql.MemoryDatabase, "unguarded", frozenset({"at_epoch"})))
 
 
 def _admit_unlocked(stack: ExitStack) -> None:
@@ -141,7 +141,7 @@ def _admit_unlocked(stack: ExitStack) -> None:
         with self.database.write() as connection:
             stale = ledger.run_of(found)
             live = connection.execute(ledger._OPEN_COUNT, {"run_id": run_id}).scalar_one()
-            return real(self, connection, replace(stale, window=stale.window + live - count), plan, now)
+            return real(self, connection, stale._replace(window=stale.window + live - count), plan, now)
 
     stack.enter_context(patch.object(Ledger, "admit", admit))
 
@@ -154,9 +154,7 @@ def _run_unlocked(stack: ExitStack) -> None:
             stale = ledger.run_of(connection.execute(ledger._RUN, {"run_id": before.run_id}).mappings().one())
         real_of = ledger.run_of
         self.database._before("sql")
-        with patch.object(
-            ledger, "run_of", lambda found, prefix="": stale if stale else real_of(found, prefix)
-        ):
+        with patch.object(ledger, "run_of", lambda found: stale if stale else real_of(found)):
             with patch.object(self.database, "_before", lambda kind: None):
                 return real(self, before, plan, now, change, closing=closing)
 
@@ -168,11 +166,11 @@ def _no_ledger_check(stack: ExitStack) -> None:
         execution = runtime.ledger.execution_with_input(token.run, token.seq, token.stage)
         if execution is None:
             return None
-        row = replace(
-            execution.row, state="in_flight", stage=token.stage, attempt=token.attempt, epoch=token.epoch
+        row = execution.row._replace(
+            state="in_flight", stage=token.stage, attempt=token.attempt, epoch=token.epoch
         )
-        run = replace(execution.run, status="running")
-        return replace(execution, row=row, run=run), runtime.pipelines.of(execution.run)
+        run = execution.run._replace(status="running")
+        return execution._replace(row=row, run=run), runtime.pipelines.of(execution.run)
 
     stack.enter_context(patch.object(produce, "checked", unchecked))
 

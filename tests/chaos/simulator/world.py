@@ -8,13 +8,14 @@ the calls' threads are left out, because a schedule has one thread, and the mode
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import logging
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
@@ -134,8 +135,7 @@ class Process:
     """The last judgement: candidate, validator, verdict."""
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(NamedTuple):
     """A chain: its links that are left, and the token."""
 
     links: tuple[tuple[str, str | None], ...]
@@ -228,8 +228,10 @@ class World:
         self.pulse = _Pulse(self.runtime)
         self.workers = 1 if mode == "poison" else 2
         self.frozen_until = [0.0] * self.workers
+        self.thawed = 0.0
         self.queue: list[Message] = []
         self.processes: list[Process] = []
+        self._running: Process | None = None
         self.step_number = self.faults = self.generations = 0
         self.snapshot: Any = None
         self.restored = self.in_restore = False
@@ -295,14 +297,13 @@ class World:
 
     def yield_to_others(self, _kind: str) -> None:
         """A point where others may run. From the scheduler itself it is none."""
-        here = getcurrent()
-        if here is not self.hub:
+        if self._running is not None:
             self.hub.switch()
 
     def current(self) -> Process:
         """The process that is running."""
-        here = getcurrent()
-        return next(process for process in self.processes if process.greenlet is here)
+        assert self._running is not None
+        return self._running
 
     def send(self, row: Row, bound: Bound, step: Step, asked: Sequence[int] = ()) -> None:
         """The product's sender, on this broker."""
@@ -319,9 +320,8 @@ class World:
 
     def start(self, worker: int, message: Message | None) -> None:
         """Begin a step, or a beat where there is no message."""
-        process = Process(worker, greenlet(lambda: self._work(message)), message, self.step_number)
-        process.greenlet.parent = self.hub
-        self.processes.append(process)
+        begun = greenlet(lambda: self._work(message), self.hub)
+        self.processes.append(Process(worker, begun, message, self.step_number))
 
     def _work(self, message: Message | None) -> Next | None:
         if message is None:
@@ -337,7 +337,9 @@ class World:
 
     def step(self, process: Process) -> None:
         """Let a process run to its next point."""
+        self._running = process
         result = process.greenlet.switch()
+        self._running = None
         if not process.greenlet.dead:
             if result == "poison":
                 self.kill(process.worker)
@@ -387,6 +389,7 @@ class World:
                 self.kill(dice.randrange(self.workers))
             case "freeze":
                 self.frozen_until[dice.randrange(self.workers)] = self.redis.now + dice.choice((3, 8, 20))
+                self.thawed = max(self.frozen_until)
             case "flush" | "flush_records" | "flush_vault":
                 self.flush(kind)
             case "empty_broker":
@@ -421,26 +424,28 @@ class World:
         """The ledger goes back to where a backup had it; Redis and the broker stay."""
         tables = self.database.tables
         if self.snapshot is None:
-            self.snapshot = {name: {k: dict(v) for k, v in rows.items()} for name, rows in tables.items()}
+            self.snapshot = {name: dict(rows) for name, rows in tables.items()}
         elif not self.restored and self.run_status == "running":
             self.restored = True
             for name, rows in self.snapshot.items():
                 tables[name].clear()
-                tables[name].update({key: dict(row) for key, row in rows.items()})
+                tables[name].update(rows)
+
+    def able(self) -> list[Process]:
+        """The processes of workers that are not frozen."""
+        now = self.redis.now
+        if self.thawed <= now:
+            return self.processes
+        return [process for process in self.processes if self.frozen_until[process.worker] <= now]
 
     def tick(self) -> None:
         """A second passes: live claims are renewed, and the pulse beats here and there."""
         self.redis.now += 1.0
-        held = [
-            claim
-            for process in self.processes
-            if self.frozen_until[process.worker] <= self.redis.now
-            for claim in process.claims
-        ]
+        held = [claim for process in self.able() if process.claims for claim in process.claims]
         if held:
             self.runtime.attempts.renew(held, lease=CLAIM)
-        beating = sum(process.message is None for process in self.processes)
-        if beating < 2 and self.dice.random() < 0.6:
+        beating = [process for process in self.processes if process.message is None]
+        if len(beating) < 2 and self.dice.random() < 0.6:
             worker = self.dice.randrange(self.workers)
             if self.frozen_until[worker] <= self.redis.now:
                 self.start(worker, None)
@@ -450,23 +455,23 @@ class World:
     def go(self) -> int:
         """Run until the run has ended."""
         dice, rates = self.dice, [(kind, rate) for kind, rate in self.plan.rates.items() if rate]
+        faulty = sum(rate for _, rate in rates) + 1e-9
+        runs, key = self.database.tables["runs"], (RUN,)
         self.start(0, None)
-        while self.database.tables["runs"][(RUN,)]["ended_at"] is None:
+        while runs[key]["ended_at"] is None:
             self.step_number += 1
             if self.step_number > LAST_STEP:
                 raise Violation(f"never ends: {[(r['seq'], r['state'], r['epoch']) for r in self.rows]}")
-            if self.step_number < self.plan.until:
-                drawn = dice.random()
+            if self.step_number < self.plan.until and (drawn := dice.random()) < faulty:
                 for kind, rate in rates:
                     if drawn < rate:
                         self.fault(kind)
                         break
                     drawn -= rate
-            able = [p for p in self.processes if self.frozen_until[p.worker] <= self.redis.now]
             drawn = dice.random()
-            if able and drawn < 0.62:
+            if drawn < 0.62 and (able := self.able()):
                 self.step(dice.choice(able))
-            elif self.queue and drawn < 0.86:
+            elif drawn < 0.86 and self.queue:
                 self._deliver()
             else:
                 self.tick()
@@ -479,7 +484,7 @@ class World:
         worker = self.dice.randrange(self.workers)
         if (
             self.frozen_until[worker] <= self.redis.now
-            and sum(p.worker == worker for p in self.processes) < 5
+            and len([process for process in self.processes if process.worker == worker]) < 5
         ):
             first = self.dice.random() < 0.5
             self.start(worker, self.queue.pop(0 if first else self.dice.randrange(len(self.queue))))
@@ -495,6 +500,8 @@ def quiet() -> None:
     """Run the product's calls inline and keep its logs still."""
     remand.attempt.call = _call_inline  # type: ignore[attr-defined]
     logging.disable(logging.WARNING)
+    gc.freeze()
+    gc.set_threshold(50_000)
 
 
 def encoded(value: Any) -> str:
