@@ -805,7 +805,8 @@ def test_properties_of_a_message_mean_nothing(amqp_house: House) -> None:
         body("m1", "a"), content_type="application/x-python-serialize", content_encoding="binary",
         application_headers=headers,
     )  # fmt: skip
-    amqp_house.office.send(body("m2", "é"), content_type="text/plain", content_encoding="latin-1")
+    raw = '{"id": "m2", "registry": "works", "entries": [{"title": "é"}]}'.encode()
+    amqp_house.office.send(raw, content_type="text/plain", content_encoding="latin-1")
     assert amqp_house.once()["taken"] == 2
     assert amqp_house.stored() == {"a": 1, "é": 1}
 

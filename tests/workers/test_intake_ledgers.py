@@ -139,6 +139,20 @@ def test_a_message_that_was_taken_is_known_though_its_registry_is_gone(intake: I
     assert intake.take(Delivery(source="redis", body=body("m", "a"))) is Result.REDELIVERED
 
 
+def test_a_server_that_is_away_for_a_moment_is_no_fault_of_the_message(intake: Intake) -> None:
+    clock = intake.clock
+
+    def away() -> float:
+        raise redis.ConnectionError("gone")
+
+    intake.clock = away
+    with pytest.raises(redis.ConnectionError):
+        intake.take(Delivery(source="redis", body=body("m", "a")))
+    assert listed(intake.database) == []
+    intake.clock = clock
+    assert intake.take(Delivery(source="redis", body=body("m", "a"))) is Result.TAKEN
+
+
 def test_the_vault_keeps_no_more_than_its_share(intake: Intake) -> None:
     intake.letters.most_kept = 1_000
     for number in range(30):
