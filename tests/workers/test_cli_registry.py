@@ -523,7 +523,7 @@ def test_workers_that_stay_do_it_and_the_command_and_the_client_watch(
         while "ready" not in (line := up.stderr.readline()):
             assert line, "it ended without a word"
         with Embedded(Settings(home=shop.folder / ".remand")) as services:
-            addresses = services.settings.environment()
+            addresses = {**services.settings.environment(), "REMAND_MODEL_BASE_URL": model.base_url}
             shop.remand("registry", "add", "library:works", **addresses)
             shop.remand("registry", "import", "works", "-i", "works.jsonl", **addresses)
             watching = shop.start("registry", "reconcile", "works", "--json", **addresses)

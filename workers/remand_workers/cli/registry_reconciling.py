@@ -60,7 +60,8 @@ def reconcile(settings: Settings, name_or_target: str, *, quiet: bool, json: boo
         settings.require_services(keys=embedded)
         client = stack.enter_context(Client(settings))
         registry, row = known(client.database, name_or_target, client.now())
-        check_model_server(registry.pipeline, settings)
+        if embedded:
+            check_model_server(registry.pipeline, settings)
         work = Work(client, row.name, signals, quiet=quiet)
         if request(client.database, row.name, client.now()) is None:
             return work.idle(json=json)
