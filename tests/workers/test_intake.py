@@ -608,8 +608,11 @@ def test_it_ends_after_the_message_in_hand_and_says_what_it_did(house: House) ->
 
 
 def test_a_server_that_goes_away_is_waited_for_and_that_is_said_once(house: House) -> None:
-    process = house.start("--registry", "works:works")
+    if isinstance(house.office, AmqpOffice):
+        # A young quorum queue of a single node that is killed does not always come back.
+        house.office.arguments = {}
     house.office.send(body("m1", "a"))
+    process = house.start("--registry", "works:works")
     until(lambda: house.taken() == ["m1"], "the first")
     house.office.restart()
     house.office.send(body("m2", "b"))
