@@ -255,6 +255,24 @@ def test_an_unmerge_restores_and_stays_and_is_refused_under_a_later_merge(
     assert case.clusters() == set()
 
 
+@pytest.mark.row("R6")
+@pytest.mark.parametrize("point", ["reconcile.applying", "reconcile.applied"])
+def test_an_unmerge_of_what_was_applied_around_a_kill_restores_and_stays(
+    driver: Workers, own_stack: Callable[..., Workers], registry_model: Model, tmp_path: Path, point: str
+) -> None:
+    case, happened = _with_fault(own_stack, registry_model, point, tmp_path / "faults")
+    case.put(pair_and_others(case))
+    before = case.partition()
+    case.reconcile()
+    assert happened.exists(), "the fault did not happen"
+    (receipt,) = case.receipts()
+    _undo(case, receipt.id)
+    assert case.partition() == before
+    case.put([case.thing("a1", "apple red first one again", "a")])
+    case.reconcile()
+    assert case.clusters() == set()
+
+
 @pytest.mark.row("R7")
 def test_an_unchanged_registry_costs_no_calls_and_no_writes(driver: Workers, case: Case) -> None:
     case.put(many(case, 6, 3))
