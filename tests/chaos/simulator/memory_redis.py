@@ -119,7 +119,7 @@ redis = {
   error_reply = function(message) error(message, 0) end,
 }
 
--- A reply is laid out flat, which crosses at the least cost: a table is its kind (whether it holds tables), size, parts.
+-- A reply is laid out flat, which costs least to cross: a table is its kind (whether it holds tables), size, parts.
 local function lay(value, at)
   if type(value) ~= 'table' then
     out[at + 1] = value or nil
